@@ -9,11 +9,10 @@ a grid, which are made grey.
 R parts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,9 @@ from vlmill.inference.load.answering import (
     ANSWER,
     CLASSIFY,
     ENTAIL,
-    AnswerTask,
-    TaskOutputs,
-    find_classes,
-    predict_texts,
+    TaskOutput,
+    read_answer,
+    read_classes,
 )
 from vlmill.inference.load.images import ImageLike, read_image_bytes
 from vlmill.inference.load.model import LoadedModel, unwrap_result
@@ -94,9 +92,8 @@ def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanatio
     record = model.loaded.task
     task = ANSWER if record is None and model.labels is not None else record and record.name
     if task in (ANSWER, CLASSIFY, ENTAIL):
-        find = partial(weigh_task, task, model, pixels.size)
-        requests = [(content, text)]
-        result = unwrap_result(model.run_task(task, find, requests, needs_text=task != CLASSIFY))
+        weigh, requests = partial(weigh_task, pixels.size), [(content, text)]
+        result = unwrap_result(model.run_task(task, weigh, requests, needs_text=task != CLASSIFY))
     elif reads_regions(model):
         effects = measure_region_effects(model, content, text)
         result = Weights(boxes=effects.row.boxes, weights=effects.without, score=effects.score)
@@ -116,46 +113,27 @@ def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanatio
     )
 
 
-def weigh_task(
-    task: str,
-    model: LoadedModel,
-    size: tuple[int, int],
-    answer_task: AnswerTask,
-    folder: Path,
-    texts: Mapping[str, str],
-    tables: Mapping[str, str],
-) -> dict[str, Weights]:
-    """Returns the weights of an image's parts for the prediction of a task's head."""
-    outputs = predict_texts(task, answer_task, folder, texts, tables)
-    (name,) = outputs.predictions.keys() or ("",)
-    if not name:
-        return {}
-    value = outputs.predictions[name].value
-    names = outputs.evaluation.task.names  # type: ignore[attr-defined]
-    if task == ANSWER:
-        label = names[value.index]
-    else:
-        label = find_classes(outputs.evaluation.task, value).label  # type: ignore[arg-type]
-    if outputs.batches.regions is None:
-        return {name: weigh_squares(outputs, name, size, label)}
-    weighted = weigh_example(outputs.evaluation, outputs.batches, outputs.predictions[name], "")
+def weigh_task(size: tuple[int, int], output: TaskOutput) -> Weights:
+    """Returns the weights of the parts of an image of ``size`` for the prediction of a head."""
+    is_answer = output.model.recipe.task == ANSWER
+    label = read_answer(output) if is_answer else read_classes(output).label
+    if output.batches.regions is None:
+        return weigh_squares(output, size, label)
+    weighted = weigh_example(output.model, output.batches, output.prediction, "")
     if weighted is None or len(weighted.boxes) < 2:
         raise InputError("no two regions are found in the image; give another image")
-    score = score_batch(outputs, name)(None)
-    return {name: Weights(boxes=weighted.boxes, weights=weighted.weights, score=score, label=label)}
+    score = score_batch(output)(None)
+    return Weights(boxes=weighted.boxes, weights=weighted.weights, score=score, label=label)
 
 
-def score_batch(
-    outputs: TaskOutputs, name: str
-) -> Callable[[tuple[int, int, int, int] | None], float]:
+def score_batch(output: TaskOutput) -> Callable[[tuple[int, int, int, int] | None], float]:
     """Returns the function that scores the prediction for an example, with the pixels of a square
     (rows and columns, from and to) made grey, or whole.
     """
-    evaluation, batches = outputs.evaluation, outputs.batches
-    prediction = outputs.predictions[name]
+    model, batches, prediction = output.model, output.batches, output.prediction
     host, _ = batches.make_batch([prediction.row])
     assert host is not None  # the example was predicted
-    batch = read_features(host, batches.regions).to(evaluation.device)
+    batch = read_features(host, batches.regions).to(model.device)
 
     @torch.inference_mode()
     def score(square: tuple[int, int, int, int] | None) -> float:
@@ -166,16 +144,16 @@ def score_batch(
             pixels = batch.pixels.clone()
             pixels[:, :, first_row:last_row, first_column:last_column] = GREY_INPUT
             masked_batch = replace(batch, pixels=pixels)
-        values = evaluation.task.outputs(evaluation.loaded.model, masked_batch)
-        return evaluation.task.compute_score(values, prediction.value)
+        values = model.task.outputs(model.loaded.model, masked_batch)
+        return model.task.compute_score(values, prediction.value)
 
     return score
 
 
-def weigh_squares(outputs: TaskOutputs, name: str, size: tuple[int, int], label: str) -> Weights:
+def weigh_squares(output: TaskOutput, size: tuple[int, int], label: str) -> Weights:
     """Returns the weights of the squares of a model's input, with boxes in an image of ``size``."""
-    score = score_batch(outputs, name)
-    side = outputs.batches.stage.feeding.image_size
+    score = score_batch(output)
+    side = output.batches.stage.feeding.image_size
     edges = np.linspace(0, side, GRID + 1).round().astype(int).tolist()
     spans = list(pairwise(edges))
     squares = [(*rows, *columns) for rows in spans for columns in spans]

@@ -1,14 +1,12 @@
 """Computes what ``vlmill.load`` and the service give: a checkpoint for raw images and strings.
 
-I images, T texts, D width of the vectors. Images are written to a table of images and, for models
-that read regions, a table of regions, in a temporary folder. The code of ``extract-rois run`` and
-``train-vl evaluate`` then reads and scores them, so the numbers are the same.
+I images, T texts, D width of the vectors. The functions of ``extract-rois run`` and ``train-vl
+evaluate`` detect and score the images, which stay in memory, so the numbers are the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,23 +22,21 @@ from vlmill.inference.load.answering import (
     CLASSIFY,
     ENTAIL,
     GROUND,
-    AnswerTask,
     Classes,
     Grounded,
-    answer_questions,
-    classify_texts,
-    ground_expressions,
-    required_inputs,
+    TaskOutput,
+    hold_examples,
+    open_head,
+    read_answer,
+    read_boxes,
+    read_classes,
 )
 from vlmill.inference.load.detector import RegionDetector, open_recorded_detector
-from vlmill.inference.load.images import ImageLike, encode_planes, read_image_bytes, require_list
+from vlmill.inference.load.images import ImageLike, read_image_bytes, require_list
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
-from vlmill.inference.search.queries import write_images
-from vlmill.runtime.console.progress import without_progress
-from vlmill.runtime.files.atomic import temporary_folder
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.readers.images import ImageReader
-from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.readers.images import HeldImages
+from vlmill.runtime.readers.regions import HeldRegions
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
@@ -50,6 +46,8 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.settings.parts import Feeding
+from vlmill.train.tasks.batches import in_parts
+from vlmill.train.tasks.evaluating.model import TaskModel
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
@@ -57,19 +55,31 @@ from vlmill.train.tasks.retrieval.checks import (
     longest_text,
     select_ranking,
 )
-from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages, RegionImages, load_pixels
+from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages, RegionImages
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
-IMAGES_AT_ONCE = 256  # images with regions in the temporary folder: 0.4 MB each at 100 x 2048
+IMAGES_AT_ONCE = 256  # images with regions in memory: 0.4 MB each at 100 x 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
-    """Holds images as tables, named by their numbers; ``faults`` are the images without a row."""
+class HeldInputs:
+    """Holds images and, if a model reads them, their regions: the ``rows`` of the images in what
+    the model reads, and the ``faults`` of those without one.
+    """
+
+    images: HeldImages
+    regions: HeldRegions | None
+    rows: dict[str, int]
+    faults: dict[str, Reason]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedImages:
+    """Holds images as a model reads them: the ``good`` ones, and the ``faults`` of the others."""
 
     images: RegionImages | PixelImages
     good: list[str]
@@ -92,6 +102,7 @@ class LoadedModel:
     decode: DecodePixels = evaluation_image
     workers: int = 0  # processes that decode images for the detector
     _warned: set[str] = field(default_factory=set)
+    _heads: dict[str, TaskModel] = field(default_factory=dict)  # that were opened, by task
 
     def open_detector(self) -> None:
         """Opens the detector of a model that reads regions, which otherwise the first image does.
@@ -146,20 +157,21 @@ class LoadedModel:
             dict[int, Reason](),
         )
         for start in range(0, len(contents), IMAGES_AT_ONCE):
-            with self._tables(contents[start : start + IMAGES_AT_ONCE]) as tables:
-                good_ones = [(name, *positions[start + int(name)]) for name in tables.good]
-                for request, request_entries in groupby(good_ones, lambda entry: entry[1]):
-                    names, _, rows = zip(*request_entries, strict=True)
-                    logits = match_scores(
-                        scorer,
-                        tokens[request][0],
-                        names,
-                        tables.images,
-                        device=self.device,
-                        batch_size=self.batch_size,
-                    )
-                    scores[request][np.ix_(rows, tokens[request][1])] = logits
-                faults |= {start + int(name): why for name, why in tables.faults.items()}
+            block = contents[start : start + IMAGES_AT_ONCE]
+            fed = self._feed({str(start + index): data for index, data in enumerate(block)})
+            good_ones = [(name, *positions[int(name)]) for name in fed.good]
+            for request, request_entries in groupby(good_ones, lambda entry: entry[1]):
+                names, _, rows = zip(*request_entries, strict=True)
+                logits = match_scores(
+                    scorer,
+                    tokens[request][0],
+                    names,
+                    fed.images,
+                    device=self.device,
+                    batch_size=self.batch_size,
+                )
+                scores[request][np.ix_(rows, tokens[request][1])] = logits
+            faults |= {int(name): why for name, why in fed.faults.items()}
         warn_faults("image", faults)
         return scores
 
@@ -188,13 +200,13 @@ class LoadedModel:
         """Answers questions, each about its image, with the most likely of the checkpoint's
         answers; an error replaces a failed answer.
         """
-        return self.run_task(ANSWER, answer_questions, requests)
+        return self.run_task(ANSWER, read_answer, requests)
 
     def ground_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[Grounded | InputError]:
         """Returns the boxes that each expression refers to in its image, the best first; an error
         replaces a failed one.
         """
-        return self.run_task(GROUND, ground_expressions, requests)
+        return self.run_task(GROUND, read_boxes, requests)
 
     def classify_each(
         self, requests: Sequence[tuple[ImageLike, str]]
@@ -202,54 +214,52 @@ class LoadedModel:
         """Returns the classes of images with texts, which may be empty; an error replaces a failed
         one.
         """
-        predict = partial(classify_texts, CLASSIFY)
-        return self.run_task(CLASSIFY, predict, requests, needs_text=False)
+        return self.run_task(CLASSIFY, read_classes, requests, needs_text=False)
 
     def entail_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[Classes | InputError]:
         """Returns whether each image entails its statement; an error replaces a failed one."""
-        return self.run_task(ENTAIL, partial(classify_texts, ENTAIL), requests)
+        return self.run_task(ENTAIL, read_classes, requests)
 
     def run_task(
         self,
         task: str,
-        predict: Callable[
-            [AnswerTask, Path, Mapping[str, str], Mapping[str, str]], Mapping[str, Result]
-        ],
+        read: Callable[[TaskOutput], Result],
         requests: Sequence[tuple[ImageLike, str]],
         *,
         needs_text: bool = True,
     ) -> list[Result | InputError]:
-        """Answers questions, each about its image, with the head of ``task``."""
-        feeding, longest = required_inputs(self.loaded, task)
-        errors = dict[int, InputError]()
-        for index, (_, text) in enumerate(requests):
-            if not self.tokens([text], longest)[1] and needs_text:
-                errors[index] = InputError(f"{text!r} has no word; give a text with one")
-        if len(errors) == len(requests):
-            return list(errors.values())
-        with temporary_folder() as folder, without_progress():
-            contents = [
-                b"" if index in errors else read_image_bytes(image)
-                for index, (image, _) in enumerate(requests)
-            ]
-            faults = self.write_tables(contents, folder, feeding)
-            names = [str(index) for index in range(len(requests)) if index not in errors]
-            texts = {name: requests[int(name)][1] for name in names if name not in faults}
-            tables = {name: str(folder / name) for name in ("images", "regions")}
-            there = {name: path for name, path in tables.items() if Path(path).is_dir()}
-            answer_task = AnswerTask(
-                loaded=self.loaded, device=str(self.device), labels=self.labels
+        """Reads the predictions of the head of ``task`` for texts, each about its image."""
+        if task not in self._heads:
+            self._heads[task] = open_head(self.loaded, task, self.labels, self.device)
+        model = self._heads[task]
+        texts = [text for _, text in requests]
+        tokens, worded = self.tokens(texts, model.max_tokens)
+        results = dict[int, Result | InputError]()
+        faults = dict[str, Reason]()
+        rows = worded if needs_text else list(range(len(requests)))
+        for block in in_parts(rows, IMAGES_AT_ONCE):
+            contents = {str(row): read_image_bytes(requests[row][0]) for row in block}
+            takes_empty = model.task.examples("").takes_empty
+            held = self.hold(contents, model.stage.feeding, takes_empty=takes_empty)
+            faults |= held.faults
+            numbers = [int(name) for name in held.rows]
+            samples = hold_examples(
+                model, [texts[n] for n in numbers], [tokens[n] for n in numbers], held.rows
             )
-            results = predict(answer_task, folder, texts, there) if texts else {}
-        for name in names:
-            if name not in results:
-                why = faults.get(name, "no reason is known")
-                unread = f"the image has no result: {why}; give another image"
-                errors[int(name)] = InputError(unread)
-        return [
-            errors[index] if index in errors else results[str(index)]
-            for index in range(len(requests))
-        ]
+            batches = model.make_batches(samples, held.regions, held.images, self.decode)
+            for part in in_parts(list(range(len(numbers))), self.batch_size):
+                predictions, undecodable = model.predict(batches, part)
+                faults |= {fault.pair_id: fault.reason for fault in undecodable}
+                for prediction in predictions:
+                    output = TaskOutput(model=model, batches=batches, prediction=prediction)
+                    results[numbers[prediction.row]] = read(output)
+        for row, text in enumerate(texts):
+            if row not in rows:
+                results[row] = InputError(f"{text!r} has no word; give a text with one")
+            elif row not in results:
+                why = faults[str(row)]
+                results[row] = InputError(f"the image has no result: {why}; give another image")
+        return [results[row] for row in range(len(requests))]
 
     @cached_property
     def feeding(self) -> Feeding:
@@ -298,66 +308,54 @@ class LoadedModel:
         faults = dict[int, Reason]()
         for start in range(0, len(contents), IMAGES_AT_ONCE):
             block = contents[start : start + IMAGES_AT_ONCE]
-            with temporary_folder() as folder:
-                write_images(folder, block)
-                embedded = image_vectors(
-                    self.loaded.model,
-                    [str(index) for index in range(len(block))],
-                    PixelImages(ImageReader(folder), self.feeding, self.decode),
-                    device=self.device,
-                    batch_size=self.batch_size,
-                )
+            named = {str(start + index): data for index, data in enumerate(block)}
+            embedded = image_vectors(
+                self.loaded.model,
+                list(named),
+                PixelImages(HeldImages(named), self.feeding, self.decode),
+                device=self.device,
+                batch_size=self.batch_size,
+            )
             for name, vector in embedded.vectors.items():
-                vectors[start + int(name)] = vector
-            faults |= {start + int(name): why for name, why in embedded.faults.items()}
+                vectors[int(name)] = vector
+            faults |= {int(name): why for name, why in embedded.faults.items()}
         warn_faults("image", faults)
         return vectors
 
-    @contextmanager
-    def _tables(self, contents: Sequence[bytes]) -> Iterator[Tables]:
-        """Yields the images as the tables that the model reads, while the block runs."""
-        names = [str(index) for index in range(len(contents))]
-        with temporary_folder() as folder:
-            faults = self.write_tables(contents, folder)
-            images: RegionImages | PixelImages
-            if self.feeding.kind == "pixels":
-                images = PixelImages(ImageReader(folder / "images"), self.feeding)
-            else:
-                has_global_features = bool(get_global_widths(body_config(self.loaded)))
-                reader = RegionReader(folder / "regions")
-                images = RegionImages(reader, self.feeding, global_features=has_global_features)
-            faults |= images.missing([name for name in names if name not in faults])
-            left = [name for name in names if name not in faults]
-            faults |= {name: why for name in left if (why := images.fault(name)) is not None}
-            good = [name for name in names if name not in faults]
-            yield Tables(images=images, good=good, faults=faults)
+    def _feed(self, contents: Mapping[str, bytes]) -> FedImages:
+        """Returns images as the model reads them with texts."""
+        held = self.hold(contents, self.feeding)
+        images: RegionImages | PixelImages
+        if held.regions is None:
+            images = PixelImages(held.images, self.feeding, self.decode)
+        else:
+            images = self.region_images(held.regions)
+        faults = {name: why for name in held.rows if (why := images.fault(name)) is not None}
+        good = [name for name in held.rows if name not in faults]
+        return FedImages(images=images, good=good, faults=held.faults | faults)
 
-    def write_tables(
-        self, contents: Sequence[bytes], folder: Path, feeding: Feeding | None = None
-    ) -> dict[str, Reason]:
-        """Writes the tables of images and, if the model reads them, of regions; returns the images
-        that the detector could not read. ``feeding`` is the task's; default: that of pairs.
-        """
-        feeding = feeding or self.feeding
-        if feeding.kind == "pixels":
-            return self._write_pixels(contents, folder / "images", feeding.image_size)
-        write_images(folder / "images", contents)
-        return self._regions.write_regions(folder / "images", folder / "regions")
+    def region_images(self, regions: HeldRegions) -> RegionImages:
+        """Returns regions as the model reads them with texts."""
+        has_global_features = bool(get_global_widths(body_config(self.loaded)))
+        return RegionImages(regions, self.feeding, global_features=has_global_features)
 
-    def _write_pixels(
-        self, contents: Sequence[bytes], folder: Path, size: int
-    ) -> dict[str, Reason]:
-        """Writes a table of images at the size that the model sees, each decoded once; returns the
-        unreadable ones.
+    def hold(
+        self, contents: Mapping[str, bytes], feeding: Feeding, *, takes_empty: bool = False
+    ) -> HeldInputs:
+        """Returns encoded images and, if ``feeding`` reads them, the detector's regions. Images
+        without a region are faults unless the model ``takes_empty``.
         """
-        faults, pixels = dict[str, Reason](), list[bytes]()
-        for index, data in enumerate(contents):
-            image = load_pixels(data, str(index), size, self.decode)
-            if isinstance(image, Reason):
-                faults[str(index)] = image
-            pixels.append(b"" if isinstance(image, Reason) else encode_planes(image))
-        write_images(folder, pixels)
-        return faults
+        images = HeldImages(contents)
+        if not feeding.has_regions:
+            rows = {name: row for row, name in enumerate(contents)}
+            return HeldInputs(images=images, regions=None, rows=rows, faults={})
+        regions, faults = self._regions.find_regions(contents)
+        rows = {name: row for row, name in enumerate(regions.index.ids())}
+        if not takes_empty:
+            counts = regions.box_counts()
+            faults |= {name: Reason.NO_BOXES for name, row in rows.items() if not counts[row]}
+        rows = {name: row for name, row in rows.items() if name not in faults}
+        return HeldInputs(images=images, regions=regions, rows=rows, faults=faults)
 
 
 def unwrap_result(results: Sequence[Result | InputError]) -> Result:

@@ -13,16 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmill.inference.load.model import LoadedModel
-from vlmill.runtime.console.progress import without_progress
-from vlmill.runtime.files.atomic import temporary_folder
-from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.region_rows import PER_BOX
-from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions
+from vlmill.runtime.readers.regions import HeldRegions, RegionRow
 from vlmill.schemas.errors import InputError, with_article
-from vlmill.schemas.tables import REGIONS
-from vlmill.train.loading.features import get_global_widths
-from vlmill.train.tasks.retrieval.checks import body_config
-from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
@@ -50,34 +43,26 @@ def measure_region_effects(model: LoadedModel, image: bytes, text: str) -> Regio
     tokens, good = model.tokens([text])
     if not good:
         raise InputError(f"text {text!r} has no word; give one")
-    with temporary_folder() as folder, without_progress():
-        faults = model.write_tables([image], folder)
-        reader = RegionReader(folder / "regions")
-        if faults or "0" not in reader or reader.num_boxes("0") < 2:
-            raise InputError("no two regions are found in the image; give another")
-        row = reader["0"]
-        count = len(row.boxes)
-        rows = [row, *(without(row, region) for region in range(count))]
-        variants = [
-            dataclasses.replace(variant, image_id=str(index)) for index, variant in enumerate(rows)
-        ]
-        table = encode_regions(variants, dtype=reader.arrays["features"]["dtype"])
-        where = folder / "variants"
-        write_shard(where, REGIONS, table, producer=reader.producer, arrays=reader.arrays)
-        has_global_features = bool(get_global_widths(body_config(model.loaded)))
-        images = RegionImages(
-            RegionReader(where), model.feeding, global_features=has_global_features
-        )
-        scores = match_scores(
-            make_scorer(model.loaded.model, get_max_elements(model.feeding)),
-            tokens,
-            [variant.image_id for variant in variants],
-            images,
-            device=model.device,
-            batch_size=model.batch_size,
-        )[:, 0]
+    regions = model.hold({"0": image}, model.feeding).regions
+    if regions is None or not regions.box_counts().max(initial=0) > 1:
+        raise InputError("no two regions are found in the image; give another image")
+    row = regions.row(0)
+    rows = [row, *(without(row, region) for region in range(len(row.boxes)))]
+    names = [str(number) for number in range(len(rows))]
+    variants = [
+        dataclasses.replace(variant, image_id=name)
+        for variant, name in zip(rows, names, strict=True)
+    ]
+    scores = match_scores(
+        make_scorer(model.loaded.model, get_max_elements(model.feeding)),
+        tokens,
+        names,
+        model.region_images(HeldRegions(variants, regions.arrays)),
+        device=model.device,
+        batch_size=model.batch_size,
+    )[:, 0]
     losses = scores[0] - scores[1:]
-    return RegionEffects(score=float(scores[0]), row=row, without=losses, arrays=reader.arrays)
+    return RegionEffects(score=float(scores[0]), row=row, without=losses, arrays=regions.arrays)
 
 
 def reads_regions(model: LoadedModel) -> bool:

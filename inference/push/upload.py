@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlmill.inference.load.answering import ANSWER, GROUND, required_inputs
+from vlmill.inference.load.answering import ANSWER, GROUND
 from vlmill.inference.load.detector import open_detector_network, recorded_weights
 from vlmill.inference.push.card import CardFacts, card
 from vlmill.inference.show.folder import FolderSummary, read_folder
@@ -27,6 +27,7 @@ from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.named import CARD, DETECTOR, FILES, RECIPE, find_pickles
+from vlmill.train.tasks.evaluating.model import find_recipe
 from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 
 # A recipe's absolute paths are reduced to names: the paths are private.
@@ -175,9 +176,10 @@ def find_call(loaded: LoadedCheckpoint) -> str | None:
 
 def find_input_kind(loaded: LoadedCheckpoint, call: str) -> str:
     """Returns the image inputs of a method's model: "regions" or "pixels"."""
-    by_call = {"answer": ANSWER, "ground": GROUND}
-    feeding = required_inputs(loaded, by_call[call])[0] if call in by_call else find_feeding(loaded)
-    return feeding.kind
+    task = {"answer": ANSWER, "ground": GROUND}.get(call)
+    if task is None:
+        return find_feeding(loaded).kind
+    return find_recipe(loaded, task).stages[0].feeding.kind
 
 
 def read_figures(path: Path) -> dict[str, float]:

@@ -1,9 +1,9 @@
-"""Provides random access to the images of an ``images`` table."""
+"""Provides random access to images: of an ``images`` table, or held in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -12,13 +12,34 @@ import pyarrow.parquet as pq
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.files.value_offsets import NULL, ByteRanges
+from vlmill.runtime.readers.joining import Indexed
 from vlmill.runtime.readers.mapped import Footer, MappedShard, read_footer
-from vlmill.runtime.readers.row_index import Numbers, RowIndex
+from vlmill.runtime.readers.row_index import IdIndex, Numbers, RowIndex
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES
 
 OPEN_FOOTERS = 64
 CACHED_GROUPS = 1024  # shards with known positions of their images: 12 bytes per row each
+
+
+@runtime_checkable
+class Images(Indexed, Protocol):
+    """Finds the encoded bytes of images: in a table, or in memory."""
+
+    def read_bytes(self, number: int) -> bytes | None:
+        """Returns the bytes of row ``number``, None if it has none."""
+        ...
+
+
+class HeldImages:
+    """Holds the encoded bytes of images in memory, by image_id."""
+
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        self.index, self._contents = IdIndex.from_ids(list(contents)), list(contents.values())
+
+    def read_bytes(self, number: int) -> bytes:
+        """Returns the bytes of row ``number``."""
+        return self._contents[number]
 
 
 class ImageReader:

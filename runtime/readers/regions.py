@@ -1,8 +1,9 @@
-"""Reads the regions table: rows, encoding, and random access by image_id.
+"""Reads regions by image_id or row: of a table, or held in memory.
 
 R boxes of an image, D feature width, K class probabilities.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import find_shards, read_array_formats, read_producer
 from vlmill.runtime.files.shards import is_marked_finite
 from vlmill.runtime.readers.mapped import Footer, MappedShard, read_footer
-from vlmill.runtime.readers.region_group import RegionGroup
+from vlmill.runtime.readers.region_group import RegionGroup, read_group
 from vlmill.runtime.readers.region_rows import (
     PER_BOX,
     RegionRow,
@@ -29,7 +30,7 @@ from vlmill.runtime.readers.region_rows import (
     region_arrays,
     to_stored,
 )
-from vlmill.runtime.readers.row_index import ABSENT, Numbers, RowIndex
+from vlmill.runtime.readers.row_index import ABSENT, IdIndex, Numbers, RowIndex
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS
 
@@ -37,7 +38,70 @@ OPEN_FOOTERS = 64
 UNKNOWN = -1  # state of a row that was not checked for finite numbers
 
 
-class RegionReader:
+class Regions(ABC):
+    """Finds the regions of images: in a table, or in memory.
+
+    ``arrays`` is the metadata of the binary columns.
+    """
+
+    arrays: dict[str, Any]
+
+    @property
+    @abstractmethod
+    def index(self) -> IdIndex:
+        """Returns the index of the ids."""
+
+    @abstractmethod
+    def box_counts(self) -> npt.NDArray[np.int32]:
+        """Returns R of each row, without reading rows."""
+
+    @abstractmethod
+    def locate_row(self, number: int) -> tuple[RegionGroup, int]:
+        """Returns a row's group and its number in it: to read only some columns."""
+
+    @property
+    def feature_dim(self) -> int:
+        """Returns D, the width of a region's feature."""
+        try:
+            return int(self.arrays["features"]["dim"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("--regions: the metadata lacks the features' width") from None
+
+    def row(self, number: int) -> RegionRow:
+        """Returns row ``number``; its arrays are read-only views if the file allows it.
+
+        Raises InputError if the file is inconsistent.
+        """
+        group, within = self.locate_row(number)
+        return group.row(within)
+
+
+class HeldRegions(Regions):
+    """Holds the regions of images in memory, with the values that a table would store.
+
+    ``arrays`` is the metadata of the table's binary columns.
+    """
+
+    def __init__(self, rows: Sequence[RegionRow], arrays: dict[str, Any]) -> None:
+        self.arrays, self._counts = arrays, np.array([len(row.boxes) for row in rows], np.int32)
+        self._group = RegionGroup(encode_regions(rows, dtype=arrays["features"]["dtype"]), arrays)
+        self._index = IdIndex.from_ids([row.image_id for row in rows])
+
+    @property
+    def index(self) -> IdIndex:
+        """Returns the index of the ids."""
+        return self._index
+
+    def box_counts(self) -> npt.NDArray[np.int32]:
+        """Returns R of each row."""
+        return self._counts
+
+    def locate_row(self, number: int) -> tuple[RegionGroup, int]:
+        """Returns the only group, and the row's number in it."""
+        return self._group, number
+
+
+class RegionReader(Regions):
     """Reads any row of a regions table, by image_id or by row number in the order of the shards.
 
     ``argument`` is a folder, a file or a glob. Files are memory-mapped: in shards that record the
@@ -109,14 +173,6 @@ class RegionReader:
         return _fingerprint(self.producer)
 
     @property
-    def feature_dim(self) -> int:
-        """Returns D, the width of a region's feature."""
-        try:
-            return int(self.arrays["features"]["dim"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{self.paths[0]}: the metadata lacks the features' width") from None
-
-    @property
     def image_ids(self) -> list[str]:
         """Returns all ids, in the order of shards and rows."""
         return self._ids.ids()
@@ -153,14 +209,6 @@ class RegionReader:
     def __getitem__(self, image_id: str) -> RegionRow:
         """Returns the row of an image. Raises KeyError if it has none."""
         return self.row(self._number(image_id))
-
-    def row(self, number: int) -> RegionRow:
-        """Returns row ``number``; its arrays are read-only views if the file allows it.
-
-        Raises InputError if the file is inconsistent.
-        """
-        group, within = self.locate_row(number)
-        return group.row(within)
 
     def locate_value(self, name: str, number: int) -> tuple[int, int, int] | None:
         """Returns the position of a row's bytes of ``features`` or ``class_probs``: shard, offset,
@@ -217,7 +265,8 @@ class RegionReader:
         group = self._cache.get(group_index)
         if group is None:
             shard, row_group = self._groups[group_index]
-            group = RegionGroup(self._shards, shard, self._footer(shard), row_group, self.arrays)
+            footer = self._footer(shard)
+            group = read_group(self._shards[shard], shard, footer, row_group, self.arrays)
             self._cache[group_index] = group
             self._cached_rows += group.num_rows
             while self._cached_rows > self._limit and len(self._cache) > 1:
@@ -235,8 +284,10 @@ def _fingerprint(producer: dict[str, Any]) -> str | None:
 __all__ = [
     "ABSENT",
     "PER_BOX",
+    "HeldRegions",
     "RegionReader",
     "RegionRow",
+    "Regions",
     "encode_regions",
     "from_stored",
     "region_arrays",

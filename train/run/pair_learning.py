@@ -158,14 +158,14 @@ class PairLearning:
         return self.objective.measure(module, batches, pairs, self.accelerator)
 
     def _num_held_out(self, run: StageRun) -> int:
-        table, splits = SampleTable(self.output / HELD_OUT), self.sources.splits.validation
+        table, splits = SampleTable.open(self.output / HELD_OUT), self.sources.splits.validation
         return len(stage_rows(table, as_measured(run.stage), splits[run.number]))
 
     def collect_keys(self, run: StageRun) -> tuple[Keys, Keys]:
         """Returns the hashes of the pairs and of the images that the stage's epochs visit; no pairs
         for a stage of images alone.
         """
-        stage, table = run.stage, SampleTable(self.output / PREPARED)
+        stage, table = run.stage, SampleTable.open(self.output / PREPARED)
         splits = self.sources.splits.training[run.number]
         rows = stage_rows(table, stage, splits)
         images = table.image_keys[rows[table.image_rows[rows] != ABSENT]]
@@ -178,7 +178,7 @@ class PairLearning:
     @cached_property
     def tolerance(self) -> Tolerance:
         """Returns how many training images may be undecodable."""
-        rows = SampleTable(self.output / PREPARED).image_rows
+        rows = SampleTable.open(self.output / PREPARED).image_rows
         count = len(np.unique(rows[rows != ABSENT])) if self.sources.images is not None else 0
         return Tolerance(images=count, share=self.recipe.max_bad)
 

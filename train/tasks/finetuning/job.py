@@ -325,7 +325,7 @@ def open_task_runner(
     """
     config = task_config(recipe, sources, words.get_vocab_size(), task.sizes)
     recipe = dataclasses.replace(recipe, model=config)
-    table = SampleTable(output / PREPARED)
+    table = SampleTable.open(output / PREPARED)
     setup = RunSetup(
         recipe=recipe,
         output=output,

@@ -289,7 +289,7 @@ def pad_rows(rows: Sequence[NDArray[np.float32]]) -> Float[Tensor, "B R *columns
 
 
 def refcoco(
-    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
+    recipe: TaskRecipe, examples: str | None, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Refcoco:
     """Returns the task of a recipe. Raises InputError for a file of labels: it has no labels."""
     if labels is not None:

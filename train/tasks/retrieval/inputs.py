@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, runtime_checkable
 
@@ -19,17 +19,17 @@ from torch import Tensor
 
 from vlmill.models.positions import Positions
 from vlmill.runtime.files.copies import FULL
-from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.images import Images as StoredImages
 from vlmill.runtime.readers.joining import Join
 from vlmill.runtime.readers.region_rows import is_in_range
-from vlmill.runtime.readers.regions import ABSENT, RegionReader
+from vlmill.runtime.readers.regions import ABSENT, Regions
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features, region_batch
-from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
+from vlmill.train.loading.images.crop import DecodePixels, UndecodableImage, evaluation_image
 from vlmill.train.loading.sample import Sample, chosen_regions, get_global_feature
 from vlmill.train.settings.parts import Feeding
 
@@ -78,10 +78,6 @@ def text_batches(
     return batches
 
 
-DecodePixels = Callable[[bytes, str, int], NDArray[np.uint8]]
-"""What :func:`~vlmill.train.loading.images.crop.evaluation_image` does, there or elsewhere"""
-
-
 @runtime_checkable
 class Images(Protocol):
     """Reads the images of pairs."""
@@ -102,9 +98,7 @@ class Images(Protocol):
 class RegionImages:
     """Reads the regions of images, fed by ``feeding``, and on request full images' features."""
 
-    def __init__(
-        self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
-    ) -> None:
+    def __init__(self, reader: Regions, feeding: Feeding, *, global_features: bool = False) -> None:
         self._reader, self._global_features = reader, global_features
         self.join = Join(reader.index, asking="--pairs", holding="--regions")
         # Nothing is predicted: distributions over classes are not read.
@@ -178,7 +172,7 @@ class PixelImages:
     """
 
     def __init__(
-        self, reader: ImageReader, feeding: Feeding, decode: DecodePixels = evaluation_image
+        self, reader: StoredImages, feeding: Feeding, decode: DecodePixels = evaluation_image
     ) -> None:
         self._reader, self._feeding, self._decode = reader, feeding, decode
         self._file: BinaryIO | None = None
