@@ -1,7 +1,7 @@
 """Answers questions, grounds expressions and finds classes as their evaluation does, in memory."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.prepare import cut_ids
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.tasks.batches import TaskBatches
@@ -92,20 +93,24 @@ def open_head(
 
 
 def hold_examples(
-    model: TaskModel, texts: Sequence[str], tokens: Sequence[Ids], image_rows: Mapping[str, int]
+    model: TaskModel,
+    examples: Examples,
+    texts: Mapping[str, tuple[str, Ids]],
+    image_rows: Mapping[str, int],
 ) -> SampleTable:
-    """Returns texts as prepared examples, with their ``tokens`` and the images of these names, in
-    their rows.
+    """Returns texts, given with their tokens, as prepared examples about the image of their name,
+    which is in row ``image_rows`` of what the model reads.
     """
-    examples, form = model.task.examples(""), model.task.form
-    blank = dict.fromkeys(examples.table.schema.names)
+    form, blank = model.task.form, dict.fromkeys(examples.table.schema.names)
     make_row = ROWS[model.recipe.task]
-    rows = [blank | make_row(name, text) for name, text in zip(image_rows, texts, strict=True)]
+    rows = [blank | make_row(name, text) for name, (text, _) in texts.items()]
     batch = pa.RecordBatch.from_pylist(rows, schema=examples.table.schema)
     pairs = []
-    for pair, ids in zip(examples.as_pairs(batch).to_pylist(), tokens, strict=True):
-        text = form.apply(cut_ids(ids.tolist(), model.max_tokens - form.adds))
-        pairs.append((pair, text, image_rows[pair["pair_id"]], 0))
+    for pair, (name, (_, ids)) in zip(
+        examples.as_pairs(batch).to_pylist(), texts.items(), strict=True
+    ):
+        tokens = form.apply(cut_ids(ids.tolist(), model.max_tokens - form.adds))
+        pairs.append((pair, tokens, image_rows[name], 0))
     return SampleTable.from_pairs(pairs, examples.labels)
 
 

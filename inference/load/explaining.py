@@ -9,7 +9,7 @@ a grid, which are made grey.
 R parts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -29,14 +29,17 @@ from vlmill.inference.load.answering import (
     read_classes,
 )
 from vlmill.inference.load.images import ImageLike, read_image_bytes
-from vlmill.inference.load.model import LoadedModel, unwrap_result
-from vlmill.inference.load.region_weights import measure_region_effects, reads_regions
-from vlmill.schemas.errors import InputError
+from vlmill.inference.load.model import LoadedModel
+from vlmill.runtime.readers.region_rows import PER_BOX
+from vlmill.runtime.readers.regions import HeldRegions, RegionRow
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.images.decode import decode
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.images.crop import BOUNDS
 from vlmill.train.tasks.evaluating.job import weigh_example
+from vlmill.train.tasks.retrieval.job import get_max_elements
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 GRID = 7  # squares a side of an image that a model reads as pixels
 GREY = 128  # of a covered square
@@ -92,8 +95,7 @@ def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanatio
     record = model.loaded.task
     task = ANSWER if record is None and model.labels is not None else record and record.name
     if task in (ANSWER, CLASSIFY, ENTAIL):
-        weigh, requests = partial(weigh_task, pixels.size), [(content, text)]
-        result = unwrap_result(model.run_task(task, weigh, requests, needs_text=task != CLASSIFY))
+        result = model.run_one(task, partial(weigh_task, pixels.size), content, text)
     elif reads_regions(model):
         effects = measure_region_effects(model, content, text)
         result = Weights(boxes=effects.row.boxes, weights=effects.without, score=effects.score)
@@ -186,6 +188,64 @@ def grey_out(image: Image.Image, box: Floats) -> Image.Image:
     corners = [round(float(corner)) for corner in box]
     covered.paste((GREY, GREY, GREY), (corners[0], corners[1], corners[2], corners[3]))
     return covered
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionEffects:
+    """Holds the ``score`` of an image with a text, its ``row`` of regions, and float32 [R], the
+    score's decrease ``without`` each region.
+    """
+
+    score: float
+    row: RegionRow
+    without: NDArray[np.float32]
+    arrays: Mapping[str, Any]  # types and widths of the row's arrays
+
+
+def measure_region_effects(model: LoadedModel, image: bytes, text: str) -> RegionEffects:
+    """Scores a text with an image, with all regions and without each of them.
+
+    Raises InputError for a model that reads no regions, or has no matching head, for a text without
+    a word, and for an image with fewer than two detected regions.
+    """
+    if not reads_regions(model):
+        raise InputError(f"{with_article(model.loaded.variant)} reads no regions")
+    tokens, good = model.tokens([text])
+    if not good:
+        raise InputError(f"text {text!r} has no word; give one")
+    regions = model.hold({"0": image}, model.feeding).regions
+    if regions is None or not regions.box_counts().max(initial=0) > 1:
+        raise InputError("no two regions are found in the image; give another image")
+    row = regions.row(0)
+    rows = [row, *(without(row, region) for region in range(len(row.boxes)))]
+    names = [str(number) for number in range(len(rows))]
+    variants = [replace(variant, image_id=name) for variant, name in zip(rows, names, strict=True)]
+    scores = match_scores(
+        make_scorer(model.loaded.model, get_max_elements(model.feeding)),
+        tokens,
+        names,
+        model.feed(HeldRegions(variants, regions.arrays)),
+        device=model.device,
+        batch_size=model.batch_size,
+    )[:, 0]
+    losses = scores[0] - scores[1:]
+    return RegionEffects(score=float(scores[0]), row=row, without=losses, arrays=regions.arrays)
+
+
+def reads_regions(model: LoadedModel) -> bool:
+    """Returns whether the model reads regions."""
+    return model.feeding.kind == "regions"
+
+
+def without(row: RegionRow, region: int) -> RegionRow:
+    """Returns the row without one of its regions."""
+    values = {name: getattr(row, name) for name in ("boxes", *PER_BOX)}
+    fields = {
+        name: np.delete(array, region, axis=0)
+        for name, array in values.items()
+        if array is not None
+    }
+    return replace(row, **fields)
 
 
 def draw_weights(image: Image.Image, boxes: Floats, weights: Floats) -> Image.Image:

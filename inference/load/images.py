@@ -118,11 +118,6 @@ def encode_png(image: Image.Image) -> bytes:
     return content.getvalue()
 
 
-def encode_planes(pixels: NDArray[np.uint8]) -> bytes:
-    """Returns pixels [3, H, W] as a PNG."""
-    return encode_png(Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))))
-
-
 def require_list(values: Any, what: str) -> Sequence[Any]:
     """Returns the values as a list. Raises InputError for a single one."""
     arrays = (np.ndarray, torch.Tensor)

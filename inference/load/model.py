@@ -18,18 +18,9 @@ from numpy.typing import NDArray
 from vlmill.extract.weights import resolve_weights
 from vlmill.inference.input_checks import warn, warn_faults, without_words
 from vlmill.inference.load.answering import (
-    ANSWER,
-    CLASSIFY,
-    ENTAIL,
-    GROUND,
-    Classes,
-    Grounded,
     TaskOutput,
     hold_examples,
     open_head,
-    read_answer,
-    read_boxes,
-    read_classes,
 )
 from vlmill.inference.load.detector import RegionDetector, open_recorded_detector
 from vlmill.inference.load.images import ImageLike, read_image_bytes, require_list
@@ -74,15 +65,6 @@ class HeldInputs:
     images: HeldImages
     regions: HeldRegions | None
     rows: dict[str, int]
-    faults: dict[str, Reason]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedImages:
-    """Holds images as a model reads them: the ``good`` ones, and the ``faults`` of the others."""
-
-    images: RegionImages | PixelImages
-    good: list[str]
     faults: dict[str, Reason]
 
 
@@ -158,20 +140,24 @@ class LoadedModel:
         )
         for start in range(0, len(contents), IMAGES_AT_ONCE):
             block = contents[start : start + IMAGES_AT_ONCE]
-            fed = self._feed({str(start + index): data for index, data in enumerate(block)})
-            good_ones = [(name, *positions[int(name)]) for name in fed.good]
+            held = self.hold(
+                {str(start + index): data for index, data in enumerate(block)}, self.feeding
+            )
+            fed = self.feed(held.regions or held.images)
+            unread = {name: why for name in held.rows if (why := fed.fault(name)) is not None}
+            good_ones = [(name, *positions[int(name)]) for name in held.rows if name not in unread]
             for request, request_entries in groupby(good_ones, lambda entry: entry[1]):
                 names, _, rows = zip(*request_entries, strict=True)
                 logits = match_scores(
                     scorer,
                     tokens[request][0],
                     names,
-                    fed.images,
+                    fed,
                     device=self.device,
                     batch_size=self.batch_size,
                 )
                 scores[request][np.ix_(rows, tokens[request][1])] = logits
-            faults |= {int(name): why for name, why in fed.faults.items()}
+            faults |= {int(name): why for name, why in (held.faults | unread).items()}
         warn_faults("image", faults)
         return scores
 
@@ -196,70 +182,54 @@ class LoadedModel:
         )
         return vectors
 
-    def answer_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[str | InputError]:
-        """Answers questions, each about its image, with the most likely of the checkpoint's
-        answers; an error replaces a failed answer.
-        """
-        return self.run_task(ANSWER, read_answer, requests)
-
-    def ground_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[Grounded | InputError]:
-        """Returns the boxes that each expression refers to in its image, the best first; an error
-        replaces a failed one.
-        """
-        return self.run_task(GROUND, read_boxes, requests)
-
-    def classify_each(
-        self, requests: Sequence[tuple[ImageLike, str]]
-    ) -> list[Classes | InputError]:
-        """Returns the classes of images with texts, which may be empty; an error replaces a failed
-        one.
-        """
-        return self.run_task(CLASSIFY, read_classes, requests, needs_text=False)
-
-    def entail_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[Classes | InputError]:
-        """Returns whether each image entails its statement; an error replaces a failed one."""
-        return self.run_task(ENTAIL, read_classes, requests)
-
     def run_task(
         self,
         task: str,
         read: Callable[[TaskOutput], Result],
         requests: Sequence[tuple[ImageLike, str]],
-        *,
-        needs_text: bool = True,
     ) -> list[Result | InputError]:
-        """Reads the predictions of the head of ``task`` for texts, each about its image."""
+        """Returns what ``read`` makes of the predictions of the head of ``task`` for texts, each
+        about its image; an error replaces a failed one.
+
+        Raises InputError for a checkpoint without the head.
+        """
         if task not in self._heads:
             self._heads[task] = open_head(self.loaded, task, self.labels, self.device)
         model = self._heads[task]
-        texts = [text for _, text in requests]
+        examples, texts = model.task.examples(""), [text for _, text in requests]
         tokens, worded = self.tokens(texts, model.max_tokens)
         results = dict[int, Result | InputError]()
         faults = dict[str, Reason]()
-        rows = worded if needs_text else list(range(len(requests)))
+        rows = list(range(len(texts))) if examples.takes_wordless else worded
         for block in in_parts(rows, IMAGES_AT_ONCE):
             contents = {str(row): read_image_bytes(requests[row][0]) for row in block}
-            takes_empty = model.task.examples("").takes_empty
-            held = self.hold(contents, model.stage.feeding, takes_empty=takes_empty)
+            held = self.hold(contents, model.stage.feeding, takes_empty=examples.takes_empty)
             faults |= held.faults
-            numbers = [int(name) for name in held.rows]
-            samples = hold_examples(
-                model, [texts[n] for n in numbers], [tokens[n] for n in numbers], held.rows
-            )
+            chosen = {name: (texts[int(name)], tokens[int(name)]) for name in held.rows}
+            samples = hold_examples(model, examples, chosen, held.rows)
             batches = model.make_batches(samples, held.regions, held.images, self.decode)
-            for part in in_parts(list(range(len(numbers))), self.batch_size):
+            for part in in_parts(list(range(len(chosen))), self.batch_size):
                 predictions, undecodable = model.predict(batches, part)
                 faults |= {fault.pair_id: fault.reason for fault in undecodable}
                 for prediction in predictions:
                     output = TaskOutput(model=model, batches=batches, prediction=prediction)
-                    results[numbers[prediction.row]] = read(output)
+                    results[int(samples.pair_id(prediction.row))] = read(output)
         for row, text in enumerate(texts):
             if row not in rows:
                 results[row] = InputError(f"{text!r} has no word; give a text with one")
             elif row not in results:
                 why = faults[str(row)]
                 results[row] = InputError(f"the image has no result: {why}; give another image")
-        return [results[row] for row in range(len(requests))]
+        return [results[row] for row in range(len(texts))]
+
+    def run_one(
+        self, task: str, read: Callable[[TaskOutput], Result], image: ImageLike, text: str
+    ) -> Result:
+        """Returns the only result of :meth:`run_task`. Raises the error that replaces it."""
+        (result,) = self.run_task(task, read, [(image, text)])
+        if isinstance(result, InputError):
+            raise result
+        return result
 
     @cached_property
     def feeding(self) -> Feeding:
@@ -322,22 +292,12 @@ class LoadedModel:
         warn_faults("image", faults)
         return vectors
 
-    def _feed(self, contents: Mapping[str, bytes]) -> FedImages:
-        """Returns images as the model reads them with texts."""
-        held = self.hold(contents, self.feeding)
-        images: RegionImages | PixelImages
-        if held.regions is None:
-            images = PixelImages(held.images, self.feeding, self.decode)
-        else:
-            images = self.region_images(held.regions)
-        faults = {name: why for name in held.rows if (why := images.fault(name)) is not None}
-        good = [name for name in held.rows if name not in faults]
-        return FedImages(images=images, good=good, faults=held.faults | faults)
-
-    def region_images(self, regions: HeldRegions) -> RegionImages:
-        """Returns regions as the model reads them with texts."""
+    def feed(self, images: HeldImages | HeldRegions) -> PixelImages | RegionImages:
+        """Returns images or regions as the model reads them with texts."""
+        if isinstance(images, HeldImages):
+            return PixelImages(images, self.feeding, self.decode)
         has_global_features = bool(get_global_widths(body_config(self.loaded)))
-        return RegionImages(regions, self.feeding, global_features=has_global_features)
+        return RegionImages(images, self.feeding, global_features=has_global_features)
 
     def hold(
         self, contents: Mapping[str, bytes], feeding: Feeding, *, takes_empty: bool = False
@@ -356,14 +316,6 @@ class LoadedModel:
             faults |= {name: Reason.NO_BOXES for name, row in rows.items() if not counts[row]}
         rows = {name: row for name, row in rows.items() if name not in faults}
         return HeldInputs(images=images, regions=regions, rows=rows, faults=faults)
-
-
-def unwrap_result(results: Sequence[Result | InputError]) -> Result:
-    """Returns the only result. Raises the error that replaces it."""
-    (result,) = results
-    if isinstance(result, InputError):
-        raise result
-    return result
 
 
 def split_rows(values: Floats, owners: Sequence[Sequence[Any]]) -> list[Floats]:

@@ -1,7 +1,7 @@
 """Provides random access to images: of an ``images`` table, or held in memory."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,11 +35,16 @@ class HeldImages:
     """Holds the encoded bytes of images in memory, by image_id."""
 
     def __init__(self, contents: Mapping[str, bytes]) -> None:
-        self.index, self._contents = IdIndex.from_ids(list(contents)), list(contents.values())
+        self._contents, self._values = contents, list(contents.values())
+
+    @cached_property
+    def index(self) -> IdIndex:
+        """Returns the index of the ids."""
+        return IdIndex.from_ids(list(self._contents))
 
     def read_bytes(self, number: int) -> bytes:
         """Returns the bytes of row ``number``."""
-        return self._contents[number]
+        return self._values[number]
 
 
 class ImageReader:
@@ -116,10 +121,6 @@ class ImageReader:
     def index(self) -> RowIndex:
         """Returns the index of the ids."""
         return self._ids
-
-    def group_starts(self) -> Numbers:
-        """Returns the first row of each row group: rows of a group are together in the file."""
-        return self._starts[:-1]
 
     def __getitem__(self, image_id: str) -> bytes | None:
         """Returns an image's bytes, None if the table has none. Raises KeyError for an

@@ -210,29 +210,12 @@ class RegionReader(Regions):
         """Returns the row of an image. Raises KeyError if it has none."""
         return self.row(self._number(image_id))
 
-    def locate_value(self, name: str, number: int) -> tuple[int, int, int] | None:
-        """Returns the position of a row's bytes of ``features`` or ``class_probs``: shard, offset,
-        size.
-
-        None if they must be copied (compressed shards, or those without positions), or are missing.
-        """
-        group, within = self.locate_row(number)
-        location = group.locate_value(name, within)
-        if location is None:
-            return None
-        return group.shard_number, *location
-
-    def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
-        """Returns a row's stored bytes of a binary column; None if they are missing."""
-        group, within = self.locate_row(number)
-        return group.stored_bytes(name, within)
-
     def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Returns the mapped bytes of a :meth:`locate_value`."""
+        """Returns the mapped bytes of a value that a row's group locates in its shard."""
         return self._shards[shard].bytes[offset : offset + size]
 
     def read_ahead(self, shard: int, offset: int, size: int) -> None:
-        """Asks the system to read the bytes of a :meth:`locate_value` in the background."""
+        """Asks the system to read such bytes in the background."""
         self._shards[shard].read_ahead(offset, size)
 
     def is_finite(self, number: int) -> bool:
@@ -249,10 +232,6 @@ class RegionReader(Regions):
             region_group, within = self.locate_row(number)
             self._looked_at[number] = region_group.is_finite(within)
         return bool(self._looked_at[number])
-
-    def group_starts(self) -> Numbers:
-        """Returns the first row of each row group: rows of a group are together in the file."""
-        return np.array(self._starts[:-1], dtype=np.int64)
 
     def _find_group(self, number: int) -> int:
         if not 0 <= number < self._starts[-1]:

@@ -150,19 +150,6 @@ class RegionImages:
         return rows
 
 
-def load_pixels(
-    data: bytes | None, image_id: str, size: int, decode: DecodePixels = evaluation_image
-) -> NDArray[np.uint8] | Reason:
-    """Returns an image's pixels [3, S, S], or its reject reason."""
-    if not data:
-        return Reason.EMPTY
-    try:
-        return decode(data, image_id, size)
-    except UndecodableImage as error:
-        costly = error.cause.reason is Reason.TOO_EXPENSIVE
-        return Reason.TOO_EXPENSIVE if costly else Reason.UNREADABLE_IMAGE
-
-
 class PixelImages:
     """Reads images as full, unaugmented pixels, at the model's size.
 
@@ -191,7 +178,13 @@ class PixelImages:
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
         """Returns an image's pixels [3, S, S], or its reject reason."""
         data = self._reader.read_bytes(int(self.join.find([image_id])[0]))
-        return load_pixels(data, image_id, self._feeding.image_size, self._decode)
+        if not data:
+            return Reason.EMPTY
+        try:
+            return self._decode(data, image_id, self._feeding.image_size)
+        except UndecodableImage as error:
+            costly = error.cause.reason is Reason.TOO_EXPENSIVE
+            return Reason.TOO_EXPENSIVE if costly else Reason.UNREADABLE_IMAGE
 
     def fault(self, image_id: str) -> Reason | None:
         """Returns the reject reason of an image without bytes, or that cannot be decoded."""
