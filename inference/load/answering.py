@@ -23,6 +23,7 @@ from vlmill.train.tasks.classification.task import Classification
 from vlmill.train.tasks.evaluating.model import TaskModel, find_recipe, open_task
 from vlmill.train.tasks.refcoco.metrics import Grounding
 from vlmill.train.tasks.task import Prediction
+from vlmill.train.tasks.vqa.evaluation import Answer
 from vlmill.train.tasks.vqa.task import Vqa
 
 ANSWER, GROUND, CLASSIFY, ENTAIL = "vqa", "refcoco", "classification", "entailment"
@@ -117,7 +118,8 @@ def hold_examples(
 def read_answer(output: TaskOutput) -> str:
     """Returns the most likely answer to a question."""
     assert isinstance(output.model.task, Vqa)
-    return output.model.task.names[output.prediction.value.index]
+    answer: Answer = output.prediction.value
+    return output.model.task.names[answer.index]
 
 
 def read_boxes(output: TaskOutput) -> Grounded:

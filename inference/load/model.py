@@ -35,18 +35,18 @@ from vlmill.train.checkpoints.named import DETECTOR, resolve_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import get_global_widths
-from vlmill.train.loading.images.crop import evaluation_image
+from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
+from vlmill.train.loading.vocabulary import SPECIALS, encode_texts
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.batches import in_parts
 from vlmill.train.tasks.evaluating.model import TaskModel
-from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
     find_feeding,
     longest_text,
     select_ranking,
 )
-from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages, RegionImages
+from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors

@@ -20,9 +20,10 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import get_global_widths
+from vlmill.train.loading.vocabulary import Texts, encode_texts
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.settings.parts import Feeding
-from vlmill.train.tasks.retrieval.candidates import LoadedPairs, Texts, encode_texts, read_pairs
+from vlmill.train.tasks.retrieval.candidates import LoadedPairs, read_pairs
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
     find_feeding,

@@ -23,10 +23,10 @@ from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.images.crop import evaluation_image
-from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
+from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
+from vlmill.train.loading.vocabulary import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
-from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages
+from vlmill.train.tasks.retrieval.inputs import PixelImages
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 QUERIES = 1_024  # queries per block

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.factories import find_value
 
 from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.shards import FINITE, ShardWriter, is_marked_finite, write_shard
@@ -318,13 +319,6 @@ def test_a_reader_is_sent_without_its_index(tmp_path: Path) -> None:
     assert again["2-3"].image_id == "2-3"
     with pytest.raises(IndexError):
         again.row(12)
-
-
-def find_value(reader: RegionReader, name: str, number: int) -> tuple[int, int, int] | None:
-    """The shard, offset and size of a value of a row."""
-    group, within = reader.locate_row(number)
-    place = group.locate_value(name, within)
-    return None if place is None else (group.shard_number, *place)
 
 
 def test_features_are_views_of_the_file(tmp_path: Path) -> None:

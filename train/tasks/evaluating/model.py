@@ -21,7 +21,6 @@ from vlmill.train.loading.features import get_global_widths, read_features
 from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.run.validation import as_measured
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
@@ -42,8 +41,7 @@ class TaskModel:
     @property
     def stage(self) -> TrainingStage:
         """Returns how examples are fed: as in training, but nothing is random or omitted."""
-        plain = as_measured(self.recipe.stages[0])
-        return dataclasses.replace(plain, sources=())
+        return dataclasses.replace(self.recipe.stages[0].as_measured(), sources=())
 
     @property
     def max_tokens(self) -> int:

@@ -96,7 +96,8 @@ class Refcoco(Task):
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
         """Returns a copy with the vocabulary's tokens for left and right."""
-        return dataclasses.replace(self, sides=find_sides(words))
+        sides = find_sides(words) if self.settings.mirror_words else {}
+        return dataclasses.replace(self, sides=sides)
 
     def examples(self, path: str) -> Examples:
         """Reads expressions with the box that each names; also those without a word, and of images

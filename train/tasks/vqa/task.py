@@ -168,7 +168,8 @@ class Vqa(HeadTask):
     def with_vocabulary(self, words: Tokenizer) -> Self:
         """Returns a copy with the vocabulary's special tokens, and its left and right."""
         copy = super().with_vocabulary(words)
-        return dataclasses.replace(copy, mirrored=find_sides(words))
+        sides = find_sides(words) if self.settings.mirror_words else {}
+        return dataclasses.replace(copy, mirrored=sides)
 
     def examples(self, path: str) -> Examples:
         """Reads questions; their labels are their annotators' answers that are in the list."""
