@@ -15,7 +15,7 @@ from tests.parity.results import Results
 from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.glue.metrics import TASKS, glue_metrics
 from vlmill.train.tasks.glue.submission import prediction_file
-from vlmill.train.tasks.nlvr2.evaluation import nlvr2_metrics, select_results, verdicts
+from vlmill.train.tasks.nlvr2.task import nlvr2_metrics, select_results, verdicts
 from vlmill.train.tasks.refcoco.metrics import RULES, Choice, Grounding, choose, iou
 from vlmill.train.tasks.scores import by_id
 from vlmill.train.tasks.vcr.evaluation import VcrHits, vcr_hits
