@@ -16,14 +16,20 @@ import torch
 from numpy.typing import NDArray
 
 from vlmill.extract.weights import resolve_weights
-from vlmill.inference.input_checks import warn, warn_faults, without_words
 from vlmill.inference.load.answering import (
     TaskOutput,
     hold_examples,
     open_head,
 )
 from vlmill.inference.load.detector import RegionDetector, open_recorded_detector
-from vlmill.inference.load.images import ImageLike, read_image_bytes, require_list
+from vlmill.inference.load.images import (
+    ImageLike,
+    read_image_bytes,
+    require_list,
+    warn,
+    warn_faults,
+    without_words,
+)
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.readers.images import HeldImages

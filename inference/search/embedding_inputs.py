@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
+from vlmill.inference.search.table import IMAGE, PAIR, TEXT
 from vlmill.models import VARIANTS
 from vlmill.models.registry import get_variant
 from vlmill.runtime.files.digests import file_input, table_input

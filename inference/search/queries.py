@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 from vlmill.inference.search.embedding_inputs import find_embedding_mode, weights_digest
 from vlmill.inference.search.index import SearchIndex
-from vlmill.inference.search.kinds import IMAGE, TEXT
-from vlmill.inference.search.table import Vectors, count_kinds, get_row_key, read_vectors
+from vlmill.inference.search.table import (
+    IMAGE,
+    TEXT,
+    Vectors,
+    count_kinds,
+    get_row_key,
+    read_vectors,
+)
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.readers.images import HeldImages
 from vlmill.schemas.errors import InputError, with_article

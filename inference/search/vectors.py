@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from vlmill.inference.search.embedding_inputs import EmbeddingSetup, Part
-from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
+from vlmill.inference.search.table import IMAGE, PAIR, TEXT
 from vlmill.runtime.files.shards import FINITE
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import VECTORS

@@ -3,10 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
@@ -169,16 +167,13 @@ class TaskBatches(StageBatches):
         return boxed | {"picture": hidden_image(boxed["picture"])}
 
     def _pixels(self, image_row: int, image_id: str, draws: Uniforms) -> Arrays:
-        if self.training and not self.blind:
-            return super()._pixels(image_row, image_id, draws)
-        return {"pixels": self._full_image(image_row, image_id)}
-
-    def _full_image(self, image_row: int, image_id: str) -> NDArray[Any]:
-        assert self.images is not None
         size = self.stage.feeding.image_size
         if self.blind:
-            return np.full((3, size, size), 128, dtype=np.uint8)
-        return self.decode(self.images.read_bytes(image_row), image_id, size)
+            return {"pixels": np.full((3, size, size), 128, dtype=np.uint8)}
+        if self.training:
+            return super()._pixels(image_row, image_id, draws)
+        assert self.images is not None
+        return {"pixels": self.decode(self.images.read_bytes(image_row), image_id, size)}
 
 
 def in_parts(rows: list[int], size: int) -> list[list[int]]:
