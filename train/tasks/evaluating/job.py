@@ -33,7 +33,6 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks import report
 from vlmill.train.tasks.batches import TaskBatches, in_parts
-from vlmill.train.tasks.case_drawing import DRAWN_PX, drawn_section
 from vlmill.train.tasks.evaluating.inputs import (
     EvaluationOptions,
     EvaluationSetup,
@@ -42,6 +41,7 @@ from vlmill.train.tasks.evaluating.inputs import (
 )
 from vlmill.train.tasks.evaluating.model import TaskModel
 from vlmill.train.tasks.published import published_section
+from vlmill.train.tasks.report import DRAWN_PX, drawn_section
 from vlmill.train.tasks.scores import NAMED, Figures
 from vlmill.train.tasks.task import EvaluationResult, Prediction
 from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows

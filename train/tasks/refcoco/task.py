@@ -42,7 +42,6 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.refcoco.metrics import (
     RULES,
     Boxes,
@@ -64,6 +63,7 @@ from vlmill.train.tasks.task import (
     require_variant,
     without_features,
 )
+from vlmill.train.tasks.vlbert_texts import find_sides, mirrored_text
 
 LABELS = pa.schema([("box", pa.list_(pa.float32()))])
 SAME_PX = 1.0  # corners of an annotated box as far from the named one's: the same box

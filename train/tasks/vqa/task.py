@@ -53,9 +53,9 @@ from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy, summed_b
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.heads import HeadTask, ragged_tensors
-from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import EvaluationResult, Prediction, SampleSource, require_variant
+from vlmill.train.tasks.vlbert_texts import find_sides, mirrored_text
 from vlmill.train.tasks.vqa.evaluation import Answer, evaluate_predictions, targets_of_row
 from vlmill.train.tasks.vqa.metrics import soft_scores
 from vlmill.train.tasks.vqa.settings import VqaSettings
