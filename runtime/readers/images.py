@@ -1,9 +1,9 @@
-"""Provides random access to images: of an ``images`` table, or held in memory."""
+"""Provides random access to the images of an ``images`` table."""
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,39 +12,13 @@ import pyarrow.parquet as pq
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.files.value_offsets import NULL, ByteRanges
-from vlmill.runtime.readers.joining import Indexed
 from vlmill.runtime.readers.mapped import Footer, MappedShard, read_footer
-from vlmill.runtime.readers.row_index import IdIndex, Numbers, RowIndex
+from vlmill.runtime.readers.row_index import Numbers, RowIndex
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES
 
 OPEN_FOOTERS = 64
 CACHED_GROUPS = 1024  # shards with known positions of their images: 12 bytes per row each
-
-
-@runtime_checkable
-class Images(Indexed, Protocol):
-    """Finds the encoded bytes of images: in a table, or in memory."""
-
-    def read_bytes(self, number: int) -> bytes | None:
-        """Returns the bytes of row ``number``, None if it has none."""
-        ...
-
-
-class HeldImages:
-    """Holds the encoded bytes of images in memory, by image_id."""
-
-    def __init__(self, contents: Mapping[str, bytes]) -> None:
-        self._contents, self._values = contents, list(contents.values())
-
-    @cached_property
-    def index(self) -> IdIndex:
-        """Returns the index of the ids."""
-        return IdIndex.from_ids(list(self._contents))
-
-    def read_bytes(self, number: int) -> bytes:
-        """Returns the bytes of row ``number``."""
-        return self._values[number]
 
 
 class ImageReader:
@@ -121,6 +95,10 @@ class ImageReader:
     def index(self) -> RowIndex:
         """Returns the index of the ids."""
         return self._ids
+
+    def group_starts(self) -> Numbers:
+        """Returns the first row of each row group: rows of a group are together in the file."""
+        return self._starts[:-1]
 
     def __getitem__(self, image_id: str) -> bytes | None:
         """Returns an image's bytes, None if the table has none. Raises KeyError for an

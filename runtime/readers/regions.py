@@ -1,9 +1,8 @@
-"""Reads regions by image_id or row: of a table, or held in memory.
+"""Reads the regions table: rows, encoding, and random access by image_id.
 
 R boxes of an image, D feature width, K class probabilities.
 """
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import find_shards, read_array_formats, read_producer
 from vlmill.runtime.files.shards import is_marked_finite
+from vlmill.runtime.readers.held import Regions
 from vlmill.runtime.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.runtime.readers.region_group import RegionGroup, read_group
 from vlmill.runtime.readers.region_rows import (
@@ -30,75 +30,12 @@ from vlmill.runtime.readers.region_rows import (
     region_arrays,
     to_stored,
 )
-from vlmill.runtime.readers.row_index import ABSENT, IdIndex, Numbers, RowIndex
+from vlmill.runtime.readers.row_index import ABSENT, Numbers, RowIndex
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS
 
 OPEN_FOOTERS = 64
 UNKNOWN = -1  # state of a row that was not checked for finite numbers
-
-
-class Regions(ABC):
-    """Finds the regions of images: in a table, or in memory.
-
-    ``arrays`` is the metadata of the binary columns.
-    """
-
-    arrays: dict[str, Any]
-
-    @property
-    @abstractmethod
-    def index(self) -> IdIndex:
-        """Returns the index of the ids."""
-
-    @abstractmethod
-    def box_counts(self) -> npt.NDArray[np.int32]:
-        """Returns R of each row, without reading rows."""
-
-    @abstractmethod
-    def locate_row(self, number: int) -> tuple[RegionGroup, int]:
-        """Returns a row's group and its number in it: to read only some columns."""
-
-    @property
-    def feature_dim(self) -> int:
-        """Returns D, the width of a region's feature."""
-        try:
-            return int(self.arrays["features"]["dim"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError("--regions: the metadata lacks the features' width") from None
-
-    def row(self, number: int) -> RegionRow:
-        """Returns row ``number``; its arrays are read-only views if the file allows it.
-
-        Raises InputError if the file is inconsistent.
-        """
-        group, within = self.locate_row(number)
-        return group.row(within)
-
-
-class HeldRegions(Regions):
-    """Holds the regions of images in memory, with the values that a table would store.
-
-    ``arrays`` is the metadata of the table's binary columns.
-    """
-
-    def __init__(self, rows: Sequence[RegionRow], arrays: dict[str, Any]) -> None:
-        self.arrays, self._counts = arrays, np.array([len(row.boxes) for row in rows], np.int32)
-        self._group = RegionGroup(encode_regions(rows, dtype=arrays["features"]["dtype"]), arrays)
-        self._index = IdIndex.from_ids([row.image_id for row in rows])
-
-    @property
-    def index(self) -> IdIndex:
-        """Returns the index of the ids."""
-        return self._index
-
-    def box_counts(self) -> npt.NDArray[np.int32]:
-        """Returns R of each row."""
-        return self._counts
-
-    def locate_row(self, number: int) -> tuple[RegionGroup, int]:
-        """Returns the only group, and the row's number in it."""
-        return self._group, number
 
 
 class RegionReader(Regions):
@@ -233,6 +170,10 @@ class RegionReader(Regions):
             self._looked_at[number] = region_group.is_finite(within)
         return bool(self._looked_at[number])
 
+    def group_starts(self) -> Numbers:
+        """Returns the first row of each row group: rows of a group are together in the file."""
+        return np.array(self._starts[:-1], dtype=np.int64)
+
     def _find_group(self, number: int) -> int:
         if not 0 <= number < self._starts[-1]:
             raise IndexError(f"row {number} of {len(self)}")
@@ -263,10 +204,8 @@ def _fingerprint(producer: dict[str, Any]) -> str | None:
 __all__ = [
     "ABSENT",
     "PER_BOX",
-    "HeldRegions",
     "RegionReader",
     "RegionRow",
-    "Regions",
     "encode_regions",
     "from_stored",
     "region_arrays",
