@@ -41,7 +41,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     # The file systems that Beam alone knows.
     "pipelines/web_pairs/archives.py": {"apache_beam"},
     "pipelines/web/archives/reading.py": {"apache_beam"},
-    "pipelines/regions/command.py": {"extract"},
+    "pipelines/regions/__main__.py": {"extract"},
     "pipelines/regions/job.py": {"extract"},
     # An image filter may have a network as its backbone.
     "pipelines/filters/backbone.py": {"models", "torch", "torchvision"},

@@ -6,7 +6,7 @@ from pathlib import Path
 from real.photographs import IMAGES, TASKS, find_images
 from real.regions import write_regions
 from real.tables import Tables, Test, file_digest
-from vlmill.pipelines.manifest import job as manifest
+from vlmill.pipelines.manifest import __main__ as manifest
 from vlmill.schemas.errors import InputError
 
 

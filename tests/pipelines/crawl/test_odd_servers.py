@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.pipelines.conftest import make_image
 
-from vlmill.pipelines.crawl.command import main
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.crawl.__main__ import main
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 
 TIMEOUT_S = 1.5
 IMAGE = make_image(400, 320, seed=1)

@@ -18,7 +18,7 @@ import pytest
 from fastwarc.warc import ArchiveIterator
 from worlds.host_server import Hit, Served, serve_site
 
-from vlmill.pipelines.crawl.command import main
+from vlmill.pipelines.crawl.__main__ import main
 from vlmill.pipelines.web.fetching import rounds
 from vlmill.pipelines.web.fetching.tables import CrawlSummary, write_tables
 from vlmill.pipelines.web.fetching.work import FetchState, open_bucket

@@ -25,7 +25,7 @@ from tests.pipelines.crawl.test_site import (
 from worlds.host_kinds import KINDS
 from worlds.host_server import MANY, Served
 
-from vlmill.pipelines.crawl.command import main
+from vlmill.pipelines.crawl.__main__ import main
 from vlmill.runtime.files.manifest import verify_folder
 
 __all__ = ["fresh"]  # the fixture of that module

@@ -10,7 +10,7 @@ from tests.pipelines.filters.generated import Pixels, chart, dressed, encoded, p
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from vlmill.pipelines.filters.image import ImageFilter, ImageFilters
-from vlmill.pipelines.fit_image_filter.command import main
+from vlmill.pipelines.fit_image_filter.__main__ import main
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_images
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.units.funnel import Drop

@@ -14,10 +14,10 @@ from tests.pipelines.filters.generated_pairs import World, write_world
 
 from vlmill.pipelines.filters.facts import FactsReader, Sources, open_sources
 from vlmill.pipelines.filters.scorer import GROUPS, NAMES, HashedShares, Scorer
-from vlmill.pipelines.fit_scorer.command import main
+from vlmill.pipelines.fit_scorer.__main__ import main
 from vlmill.pipelines.fit_scorer.job import labelled_pairs, labelled_rows
 from vlmill.pipelines.web_pairs import rescoring
-from vlmill.pipelines.web_pairs.command import main as web_pairs
+from vlmill.pipelines.web_pairs.__main__ import main as web_pairs
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import PAIRS

@@ -12,7 +12,7 @@ from tests.factories import write_images
 from tests.pipelines.hard_negatives.corpora import Answer, brute_force, captions, write_tsv
 
 from vlmill.pipelines.hard_negatives import blocks, job
-from vlmill.pipelines.hard_negatives.command import main
+from vlmill.pipelines.hard_negatives.__main__ import main
 from vlmill.pipelines.hard_negatives.job import estimate_cost, output_bytes
 from vlmill.runtime.console.cost import Rate, size_words
 from vlmill.runtime.files.manifest import read_manifest, verify_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from markupsafe import Markup
 
-from vlmill.pipelines.manifest.job import TITLES, main
+from vlmill.pipelines.manifest.__main__ import TITLES, main
 from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.pipelines.manifest.sets import SETS
 from vlmill.runtime.files.manifest import verify_folder

@@ -10,7 +10,7 @@ import pytest
 from tests.pipelines.manifest.running import made, reasons, rows
 from tests.pipelines.manifest.task_layouts import annotation, answers, image, lines, write
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.tables import IMAGES, LABELS, QUESTIONS, STATEMENTS
 

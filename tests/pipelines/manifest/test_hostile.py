@@ -8,7 +8,7 @@ from tests.pipelines.manifest.layouts import write
 from tests.pipelines.manifest.running import made, reasons, rows
 from worlds.hostile_images import IMAGES as HOSTILE
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.published import parts
 from vlmill.pipelines.web.pages import images
 from vlmill.runtime.bounded_calls import CallLimits

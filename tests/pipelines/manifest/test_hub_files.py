@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.pipelines.manifest.running import made, reasons, rows
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.layouts.hub_columns import split_of_name
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.runtime.files.manifest import read_manifest

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.cleaning import clean_text
-from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.own.job import JudgedRow, Ledger, OwnJob, judge_rows, read_candidates
 from vlmill.pipelines.manifest.own.kinds import Columns
 from vlmill.pipelines.manifest.reading.rows import find_column_indices, table_file

@@ -10,8 +10,8 @@ from tests.pipelines.manifest.layouts import LAYOUTS
 from tests.runtime.units.shuffled import run_backwards
 
 from vlmill.pipelines.manifest import report
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
-from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.published import command, parts
 from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.runtime.files.manifest import read_manifest, verify_folder

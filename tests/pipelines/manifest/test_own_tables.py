@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.own.command import pack_row, unpack_row
 from vlmill.pipelines.manifest.own.job import JudgedRow
 from vlmill.pipelines.manifest.spooled import read_frames, write_frames

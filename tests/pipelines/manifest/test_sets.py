@@ -21,7 +21,7 @@ from tests.pipelines.manifest.layouts import (
     write_json,
 )
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.paths import to_path

@@ -19,7 +19,7 @@ from tests.pipelines.manifest.task_layouts import (
 )
 
 from vlmill.models.convert import unpickling
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import (

@@ -15,7 +15,7 @@ from tests.pipelines.manifest.layouts import LAYOUTS, write, write_json
 from tests.pipelines.manifest.running import made, reasons, rows
 from tests.pipelines.manifest.task_layouts import METADATA, lines, vcr_line
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.schemas.tables import ALIASES, CHOICES, IMAGES, PAIRS, STATEMENTS
 

@@ -13,7 +13,7 @@ from tests.factories import Tables, write_images
 from tests.pipelines.nearest_images.conftest import write_features
 
 from vlmill.pipelines.nearest_images import job, means
-from vlmill.pipelines.nearest_images.command import main
+from vlmill.pipelines.nearest_images.__main__ import main
 from vlmill.runtime.files.contents import content_problems
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.outputs import WORK

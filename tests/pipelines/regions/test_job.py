@@ -7,7 +7,8 @@ import pytest
 
 from vlmill.extract.cli import command as extract_rois
 from vlmill.extract.run import job as command_job
-from vlmill.pipelines.regions import command, job
+from vlmill.pipelines.regions import __main__ as command
+from vlmill.pipelines.regions import job
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard

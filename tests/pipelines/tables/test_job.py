@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.object_stores import download_folder, upload_folder
 
-from vlmill.pipelines.tables.command import main
+from vlmill.pipelines.tables.__main__ import main
 from vlmill.runtime.files.manifest import MANIFEST, verify_folder, write_manifest
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import read_table

@@ -6,8 +6,8 @@ import pytest
 from tests.pipelines.tables.test_job import folder, image, pair
 from tests.runtime.units.shuffled import run_backwards
 
-from vlmill.pipelines.tables import command as command_module
-from vlmill.pipelines.tables.command import main
+from vlmill.pipelines.tables import __main__ as command_module
+from vlmill.pipelines.tables.__main__ import main
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.tables import IMAGES, PAIRS
 

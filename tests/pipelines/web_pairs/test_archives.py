@@ -12,7 +12,7 @@ from tests.pipelines.conftest import make_image, write_archive
 from tests.web import LOCAL, FileServer, file_server
 from warcio.archiveiterator import ArchiveIterator
 
-from vlmill.pipelines.web_pairs import command
+from vlmill.pipelines.web_pairs import __main__ as command
 from vlmill.pipelines.web_pairs.archives import resolve_path
 from vlmill.pipelines.web_pairs.job import SHARD_BYTES, choose_shards
 from vlmill.pipelines.web_pairs.sources import SourceFile

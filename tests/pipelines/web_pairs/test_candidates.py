@@ -12,9 +12,9 @@ import pytest
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import write_world
 
-from vlmill.pipelines.fit_scorer.command import main as fit_scorer
+from vlmill.pipelines.fit_scorer.__main__ import main as fit_scorer
 from vlmill.pipelines.web.pages.images import ArchivedImage
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.pipelines.web_pairs import decode
 from vlmill.pipelines.web_pairs.pair import OtherText, Pair
 from vlmill.runtime.files.manifest import verify_folder

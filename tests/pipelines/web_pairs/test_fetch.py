@@ -19,7 +19,7 @@ from tests.web import FileServer, file_server
 
 from vlmill.pipelines.web_pairs import fetch
 from vlmill.pipelines.web_pairs import job as job_module
-from vlmill.pipelines.web_pairs.command import main
+from vlmill.pipelines.web_pairs.__main__ import main
 
 ROOT = Path(__file__).parents[3]
 TEXTS = ("grey harbour", "red tower", "old bridge", "green valley", "steep coast", "small ferry")

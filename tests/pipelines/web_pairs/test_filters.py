@@ -16,7 +16,7 @@ from vlmill.pipelines.filters import flags
 from vlmill.pipelines.filters.image import SHIPPED_REALISM, ImageFilters
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_images
 from vlmill.pipelines.web.texts import wordfreq
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.units import flags as unit_flags

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import CLASSES, region_row
 
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.pipelines.web_pairs import order
 from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.console.lineage import check_state

@@ -8,7 +8,7 @@ import pytest
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.texts.phrases import LANGUAGES, LISTS
-from vlmill.pipelines.web_pairs.command import build_rules, main, parser
+from vlmill.pipelines.web_pairs.__main__ import build_rules, main, parser
 from vlmill.pipelines.web_pairs.rules_file import changed_rules, read_rules_file
 
 FLAGS = ["--warc", "x.warc.gz", "--output", "out", "--safety-model", "none"]

@@ -12,7 +12,7 @@ from tests.pipelines.web_pairs.test_job import PROSE, SITE, files, rows
 from tests.pipelines.web_pairs.wat_files import describe, describe_archive, wat_record
 
 from vlmill.pipelines.web_pairs import units
-from vlmill.pipelines.web_pairs.command import main
+from vlmill.pipelines.web_pairs.__main__ import main
 from vlmill.schemas.tables import PAIRS, REJECTS
 
 Make = Callable[..., bytes]

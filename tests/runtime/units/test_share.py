@@ -15,8 +15,8 @@ from tests.pipelines.manifest.layouts import FLICKR
 from tests.runtime.units.jobs import MODULE, STEPS, Sums, log, run_part
 from tests.runtime.units.test_run import files
 
-from vlmill.pipelines.tables.command import main as tables
-from vlmill.pipelines.web_pairs.command import main as web_pairs
+from vlmill.pipelines.tables.__main__ import main as tables
+from vlmill.pipelines.web_pairs.__main__ import main as web_pairs
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.units.run_here import run_here, wait_for_others
 from vlmill.runtime.units.share import Share
