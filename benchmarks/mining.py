@@ -33,7 +33,7 @@ from labelled_sites.labels import Label, counts, read_labels, verdict_of, wilson
 from labelled_sites.mined import LabelledSite, Outcome, examples, mine, read_sites
 
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web.choice.weights import WEIGHTS
+from vlmill.pipelines.web.choice.choose import WEIGHTS
 
 MORE_LABELS = Path(__file__).with_name("labelled_sites")
 Outcomes = Sequence[Outcome]

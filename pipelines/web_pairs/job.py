@@ -26,8 +26,7 @@ from vlmill.pipelines.web_pairs.archives import (
     add_sizes,
     find_archives,
     indexed_archives,
-    require_warc,
-    require_wat,
+    require_kind,
 )
 from vlmill.pipelines.web_pairs.blocked import read_blocked_pages
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
@@ -141,13 +140,11 @@ def run(
 def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[SourceFile]]:
     """Returns the index, if one is given, and all files with pages. Raises InputError."""
     index, files = None, list[SourceFile]()
-    for flag, pattern, kind, require in (
-        ("--warc", args.warc, WARC, require_warc),
-        ("--wat", args.wat, WAT, require_wat),
-    ):
+    for kind, pattern in ((WARC, args.warc), (WAT, args.wat)):
         if pattern is not None:
+            flag = f"--{kind}"
             sizes = find_archives(pattern, base=args.base, allowed=args.allow_address, flag=flag)
-            require(f"{flag} {pattern}", [path for path, _ in sizes])
+            require_kind(kind, f"{flag} {pattern}", [path for path, _ in sizes])
             files += [SourceFile(path, size, kind) for path, size in sizes]
     if args.index is not None:
         index = indexed_archives(args.index, args.base, args.allow_address)

@@ -2,6 +2,6 @@
 
 They need the standard library only, and pyarrow for tables of regions. Reading order: ``forms``
 (bodies), ``responses``, ``calls`` (what is sent for each path, and how the response is read),
-``plans`` (inputs beyond a request's limits), ``retries``, ``connections``, ``sending``,
-``blocking`` and ``asynchronous``.
+``plans`` (inputs beyond a request's limits), ``connections``, ``retries`` and ``sending`` (the
+clients).
 """

@@ -1,4 +1,4 @@
-"""Decides whether a request is sent again, and when.
+"""Sends a request once, and decides whether it is sent again, and when.
 
 Every request of the services computes something and changes nothing, so it can be repeated.
 """
@@ -7,6 +7,14 @@ import random
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Generic, TypeVar
+
+from vlmill.runtime.client.calls import Call
+from vlmill.runtime.client.connections import Connections, ServiceUnreachable
+from vlmill.runtime.client.responses import Response, ServiceError, make_error
+
+Result = TypeVar("Result")
+OK = 200
 
 BUSY = (429, 503)  # usually with Retry-After
 GATEWAY = (502, 504)  # of a proxy whose service has gone or is too slow
@@ -50,3 +58,54 @@ def parse_retry_after(value: str) -> float | None:
         return None
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done(Generic[Result]):
+    """Holds the result of a call."""
+
+    result: Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """Holds the number of an attempt, from 1, and the seconds of the pauses before it."""
+
+    number: int = 1
+    waited: float = 0.0
+
+    def after(self, pause: float) -> "Attempt":
+        """Returns the next attempt, after a pause."""
+        return Attempt(number=self.number + 1, waited=self.waited + pause)
+
+
+def try_call(
+    connections: Connections, retries: Retries, call: Call[Result], attempt: Attempt
+) -> Done[Result] | float:
+    """Returns the result of a call, or the seconds until it should be sent again.
+
+    Raises ServiceError, ServiceUnreachable, and OSError for an unreadable image.
+    """
+    try:
+        response = connections.send(call)
+    except ServiceUnreachable as error:
+        pause = find_pause(retries, attempt.number, attempt.waited, None)
+        if pause is None or not error.is_temporary:
+            raise
+        return pause
+    if response.status == OK:
+        return Done(result=read_response(call, response))
+    retry_after = response.headers.get("retry-after", "")
+    pause = find_pause(retries, attempt.number, attempt.waited, response.status, retry_after)
+    if pause is None:
+        raise make_error(response)
+    return pause
+
+
+def read_response(call: Call[Result], response: Response) -> Result:
+    """Returns the result of a call from its response. Raises ServiceError for an invalid one."""
+    try:
+        return call.read(response)
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        message = f"{call.path}: not a response of this service: {error}"
+        raise ServiceError(response.status, "bad_response", message) from error

@@ -16,7 +16,7 @@ OWN = {
     "runtime/service/bodies.py",
     "pipelines/web/pages/metadata.py",
     "pipelines/web_pairs/rescoring.py",
-    "runtime/units/launch/flink_watch.py",
+    "runtime/units/launch/options.py",
     "pipelines/manifest/sets/webdataset.py",
 }
 

@@ -23,7 +23,6 @@ from vlmill.pipelines.web.choice.dominance import judge_images
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
 from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject, text_size
 from vlmill.pipelines.web.choice.site_content import Site, find_image_blocks, row_side, sides
-from vlmill.pipelines.web.choice.weights import WEIGHTS
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.texts.captions import extract_caption
@@ -33,6 +32,53 @@ from vlmill.pipelines.web.texts.sentences import ends_sentence, leads
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
+
+# Fitted by ``benchmarks/mining.py --fit`` on labelled sites: docs/web-pairs.md lists the data, and
+# the results on unseen sites.
+WEIGHTS: Mapping[str, float] = {
+    "bias": -0.804,
+    "kind_alt": 2.079,
+    "name_overlap": 1.645,
+    "kind_caption": 1.611,
+    "points": 1.462,
+    "spoken_overlap": 1.457,
+    "leads": 1.116,
+    "own_box": 0.989,
+    "title_overlap": 0.869,
+    "label_side": 0.562,
+    "heading_beside": 0.54,
+    "figure_number": 0.527,
+    "many_images": 0.516,
+    "head_title": 0.501,
+    "unended_part": 0.266,
+    "unended_whole": 0.209,
+    "one_word": 0.135,
+    "kind_title": 0.094,
+    "heading_overlap": 0.072,
+    "spoken_title": 0.066,
+    "label": 0.051,
+    "in_row": 0.042,
+    "lone_image": -0.198,
+    "linked": -0.206,
+    "is_question": -0.477,
+    "other_block": -0.507,
+    "short": -0.513,
+    "kind_heading": -0.556,
+    "long": -0.619,
+    "head_alone": -0.638,
+    "byline": -0.646,
+    "off_row": -0.81,
+    "kind_beside": -0.827,
+    "said_elsewhere": -0.858,
+    "heading_between": -0.871,
+    "on_many_pages": -0.873,
+    "kind_metadata": -1.066,
+    "has_spoken": -1.161,
+    "second_heading": -1.283,
+    "kind_page_title": -1.373,
+    "distance": -1.82,
+}
+
 
 EXPLICIT = frozenset(("alt", "title", "label", "caption"))
 _SIDES = ("before", "after")

@@ -17,7 +17,6 @@ import pytest
 from tests.runtime.client.scripted import Answer, Asked, scripted
 
 from vlmill.client import AsyncClient, Client, Retries, ServiceError, ServiceUnreachable, calls
-from vlmill.runtime.client import blocking
 from vlmill.runtime.client.retries import find_pause, parse_retry_after
 
 BUSY = {"error": "the queue is full", "reason": "busy", "request_id": "1"}
@@ -34,7 +33,7 @@ def in_turn(*answers: Answer) -> Callable[[Asked], Answer]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of the client, which does not make them."""
     made: list[float] = []
-    monkeypatch.setattr(f"{blocking.__name__}.time.sleep", made.append)
+    monkeypatch.setattr("vlmill.runtime.client.sending.time.sleep", made.append)
     return made
 
 
