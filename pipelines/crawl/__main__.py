@@ -141,9 +141,7 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
 def _add_images(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("tables of --input, and their images")
     group.add_argument(
-        "--format",
-        choices=FORMATS,
-        help="format of the table (default: by its name and content)",
+        "--format", choices=FORMATS, help="format of the table (default: by its name and content)"
     )
     group.add_argument(
         "--delimiter", metavar="C", help="separator of columns in CSV and TSV (default: detected)"

@@ -90,10 +90,7 @@ JOB = "crawl"
 
 
 def run(
-    args: argparse.Namespace,
-    policy: PolitenessPolicy,
-    workers: int,
-    beam_flags: Sequence[str],
+    args: argparse.Namespace, policy: PolitenessPolicy, workers: int, beam_flags: Sequence[str]
 ) -> int:
     """Runs the job unless its output is finished, and prints the result.
 

@@ -87,9 +87,7 @@ class _Images:
         measured = None
         if self._job.rule.is_off:
             measured = measure_header(
-                content,
-                min_side_px=self._job.min_side_px,
-                max_pixels=self._job.max_pixels,
+                content, min_side_px=self._job.min_side_px, max_pixels=self._job.max_pixels
             )
         if measured is not None:
             is_changed = isinstance(measured, ImageFacts) and row.sha256 not in (

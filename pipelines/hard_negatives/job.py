@@ -212,13 +212,7 @@ def finish(plan: Plan, unit: Unit) -> Result:
     names = [shard.name for shard in shards[1:]]
     write_report(output, plan.captions, findings, funnel, plan.settings, names, plan.images)
     remove_leftovers(output)  # files of workers that were killed during the run
-    write_manifest(
-        output,
-        [*shards, rejects],
-        job=JOB,
-        settings=plan.settings,
-        inputs=plan.inputs,
-    )
+    write_manifest(output, [*shards, rejects], job=JOB, settings=plan.settings, inputs=plan.inputs)
     return Result()
 
 

@@ -268,11 +268,7 @@ def run(arguments: Sequence[str]) -> int:
         settings = read_settings(args) | {"digests": [entry.digest for entry in inputs]}
         name = f"tables {args.verb}"
         state = prepare_output(
-            args.output,
-            job=name,
-            settings=settings,
-            fresh=args.fresh,
-            shared=args.part is not None,
+            args.output, job=name, settings=settings, fresh=args.fresh, shared=args.part is not None
         )
         if state is not State.FINISHED:
             choose, removal = PLANS[args.verb][2](args, tables)

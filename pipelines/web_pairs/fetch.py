@@ -68,12 +68,7 @@ _decode_entry = msgspec.msgpack.Decoder(UrlEntry).decode
 
 
 def fetch_missing(
-    job: Job,
-    policy: PolitenessPolicy,
-    run_steps: RunSteps,
-    *,
-    buckets: int,
-    lock_seconds: float,
+    job: Job, policy: PolitenessPolicy, run_steps: RunSteps, *, buckets: int, lock_seconds: float
 ) -> list[tuple[str, int]]:
     """Mines the archives and fetches missing candidate images; returns all (path, bytes).
 

@@ -245,10 +245,7 @@ def _load_scorer(path: str | None) -> "Scorer | None":
 
 
 def with_mined(
-    files: Sequence[SourceFile | tuple[str, int]],
-    mined: Sequence[Archive],
-    *,
-    whole: bool = False,
+    files: Sequence[SourceFile | tuple[str, int]], mined: Sequence[Archive], *, whole: bool = False
 ) -> list[Archive]:
     """Returns the named archives and the archives mined into the output before, by path.
 

@@ -283,10 +283,7 @@ def _reading_archives(work: Work[Job], job: Job, unit: Unit) -> Result | None:
 
 
 MINE = Step(
-    name="mine",
-    units=archive_units,
-    work=partial(_reading_archives, mine),
-    folder=get_mined_folder,
+    name="mine", units=archive_units, work=partial(_reading_archives, mine), folder=get_mined_folder
 )
 LINK = Step(
     name="link",

@@ -336,10 +336,7 @@ def keep_index(job: Job, index: Index) -> None:
     for archive in job.archives:
         if archive.path not in index.ranges:
             continue
-        with (
-            atomic_path(job.index / f"{archive.id.hex()}.npy") as path,
-            path.open("wb") as file,
-        ):
+        with atomic_path(job.index / f"{archive.id.hex()}.npy") as path, path.open("wb") as file:
             np.save(file, index.ranges[archive.path], allow_pickle=False)
 
 

@@ -52,9 +52,7 @@ class Client:
         self._bell = Wakeup()
         self._epoll.register(self._bell.fd, select.EPOLLIN)
         self._names = Names(
-            settings.names or dns_lookup(),
-            patience=settings.connect_seconds,
-            wake=self._bell.ring,
+            settings.names or dns_lookup(), patience=settings.connect_seconds, wake=self._bell.ring
         )
         self._nameless: dict[str, list[tuple[Request, str]]] = {}  # by host, while it is looked up
         self._fds: set[int] = set()

@@ -148,11 +148,7 @@ _LARGEST_BITS = int(np.float32(LARGEST).view(np.uint32))
 LARGEST_BFLOAT16 = float(np.uint32(_LARGEST_BITS >> 16 << 16).view(np.float32))  # at most LARGEST
 # The bits of the largest number. A positive number has larger bits the larger it is, and infinity
 # and NaN have larger ones than all numbers; a negative number has the highest bit in addition.
-LARGEST_BITS = {
-    "float16": 0x7BFF,
-    "bfloat16": _LARGEST_BITS >> 16,
-    "float32": _LARGEST_BITS,
-}
+LARGEST_BITS = {"float16": 0x7BFF, "bfloat16": _LARGEST_BITS >> 16, "float32": _LARGEST_BITS}
 
 
 def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:

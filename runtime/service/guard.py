@@ -168,9 +168,7 @@ class Exchange:
             return
         if b"content-length" in self.headers or self.scope["http_version"] == "1.0":
             raise RequestRefused(
-                400,
-                "bad_http",
-                "send either content-length or, in HTTP/1.1, transfer-encoding",
+                400, "bad_http", "send either content-length or, in HTTP/1.1, transfer-encoding"
             )
 
     def require_room(self, more: int = 0) -> None:

@@ -111,10 +111,7 @@ def require_digest(location: object, path: Path, sha256: str) -> None:
 
 
 def download_to(
-    location: WebLocation,
-    path: Path,
-    allowed: Sequence[Network],
-    authorization: str | None = None,
+    location: WebLocation, path: Path, allowed: Sequence[Network], authorization: str | None = None
 ) -> None:
     """Downloads a file to a path, continuing a partial file of an earlier call.
 

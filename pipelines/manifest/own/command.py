@@ -81,11 +81,7 @@ def run_own(args: argparse.Namespace) -> int:
     if args.dry_run:
         return print_estimate(estimate_cost(job.rows, *measure(job)), job.output)
     state = prepare_output(
-        job.output,
-        job=JOB,
-        settings=job.settings(),
-        fresh=args.fresh,
-        shared=args.part is not None,
+        job.output, job=JOB, settings=job.settings(), fresh=args.fresh, shared=args.part is not None
     )
     if state is not State.FINISHED and not _write(job, args):
         return 0

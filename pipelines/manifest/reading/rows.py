@@ -197,12 +197,7 @@ def table_file(
         )
     check_encoding(encoding, delimiter)
     return TableFile(
-        path=path,
-        format=format,
-        delimiter=delimiter,
-        encoding=encoding,
-        header=header,
-        sheet=sheet,
+        path=path, format=format, delimiter=delimiter, encoding=encoding, header=header, sheet=sheet
     )
 
 

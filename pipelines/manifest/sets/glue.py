@@ -58,11 +58,7 @@ class Task:
 
 _NLI = ("entailment", "not_entailment")
 TASKS = (
-    Task(
-        folder="CoLA",
-        text_a="sentence",
-        rows={"train": 8_551, "dev": 1_043, "test": 1_063},
-    ),
+    Task(folder="CoLA", text_a="sentence", rows={"train": 8_551, "dev": 1_043, "test": 1_063}),
     Task(folder="SST-2", text_a="sentence", rows={"train": 67_349, "dev": 872, "test": 1_821}),
     Task(
         folder="MRPC",

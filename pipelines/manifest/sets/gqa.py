@@ -72,12 +72,7 @@ SPLITS = ("train", "val", "testdev", "test", "challenge")
 TRAIN_PARTS = 10  # of the file of all training questions
 ROWS = {
     "balanced": {"train": 943_000, "val": 132_062, "testdev": 12_578, "test": 95_336},
-    "all": {
-        "val": 2_011_853,
-        "testdev": 172_174,
-        "test": 1_340_048,
-        "challenge": 713_449,
-    },
+    "all": {"val": 2_011_853, "testdev": 172_174, "test": 1_340_048, "challenge": 713_449},
 }
 KEYS = frozenset(
     (

@@ -74,11 +74,7 @@ def _entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
     claims = NamedClaims()
     for split, source in sources.items():
         yield from example_entries(
-            source,
-            json_lines(source, KEYS),
-            partial(label_row, split=split),
-            LABELS_TABLE,
-            claims,
+            source, json_lines(source, KEYS), partial(label_row, split=split), LABELS_TABLE, claims
         )
 
 

@@ -129,8 +129,7 @@ def find_layout(folder: Folder) -> Layout:
         return Layout(
             sources=(one_file(names_files[0]), listing(root, texts, "labels.txt")),
             images=lambda: chain(
-                (yolo_image(path, root, classes) for path in texts),
-                yolo_backgrounds(root, texts),
+                (yolo_image(path, root, classes) for path in texts), yolo_backgrounds(root, texts)
             ),
             classes=tuple(dict.fromkeys(classes.values())),
         )

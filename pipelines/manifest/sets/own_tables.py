@@ -128,11 +128,7 @@ def _open_lait(folder: Folder, _: argparse.Namespace) -> Reading:
                 source, columns[source.name], lambda v, key: _lait_entry(folder, claims, v, key)
             )
 
-    return Reading(
-        sources=tuple(sources),
-        entries=entries,
-        own_images=True,
-    )
+    return Reading(sources=tuple(sources), entries=entries, own_images=True)
 
 
 def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -> Entry:

@@ -43,10 +43,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     sources = tuple(Source(path=p, name=p.name, size=_size(p)) for p in paths)
     expected = {s.name: e for s in sources if (e := _successes(s)) is not None}
     return Reading(
-        sources=sources,
-        entries=lambda: _entries(sources, args),
-        expected=expected,
-        own_images=True,
+        sources=sources, entries=lambda: _entries(sources, args), expected=expected, own_images=True
     )
 
 

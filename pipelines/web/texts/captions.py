@@ -202,10 +202,7 @@ def _strip_edges(text: str) -> str:
 
 
 def fault(
-    sentence: str,
-    rules: WebPairRules,
-    language: str | None = None,
-    lists: TextLists = NO_LISTS,
+    sentence: str, rules: WebPairRules, language: str | None = None, lists: TextLists = NO_LISTS
 ) -> Reason | None:
     """Returns why a sentence is not a caption, or None."""
     words = split_words(sentence, language)
@@ -267,10 +264,7 @@ def _is_list(sentence: str, words: list[str]) -> bool:
 
 
 def extract_caption(
-    text: str,
-    rules: WebPairRules,
-    language: str | None = None,
-    lists: TextLists = NO_LISTS,
+    text: str, rules: WebPairRules, language: str | None = None, lists: TextLists = NO_LISTS
 ) -> str | Drop:
     """Returns the caption in ``text``: the first sentence that passes, and the next that fit.
 

@@ -45,10 +45,7 @@ def fit(folder: Path, labels: Path, output: Path, *flags: str) -> int:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with realism.model and safety.model."""
     folder = tmp_path_factory.mktemp("models")
-    for kind, positive, negative in (
-        ("realism", photograph, chart),
-        ("safety", skin, dressed),
-    ):
+    for kind, positive, negative in (("realism", photograph, chart), ("safety", skin, dressed)):
         labels = write_set(folder / kind, positive, negative)
         assert fit(folder / kind, labels, folder / f"{kind}.model", "--kind", kind) == 0
     return folder

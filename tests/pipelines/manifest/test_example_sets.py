@@ -174,7 +174,7 @@ def test_snli_ve(tmp_path: Path) -> None:
     assert listed[0]["text_a"] == "A person is outdoors." and listed[0]["text_b"] is None
     assert labels(folder) == ["entailment", "neutral", "contradiction"]
     assert [reason for _, reason in reasons(folder)] == [
-        *("label_unknown", "bad_row", "empty_text", "duplicate", "id_conflict", "bad_row"),
+        *("label_unknown", "bad_row", "empty_text", "duplicate", "id_conflict", "bad_row")
     ]
     assert [r["image_id"] for r in rows(folder, IMAGES)] == ["flickr30k/3416050480"]
 
@@ -254,7 +254,7 @@ def test_hateful_memes(tmp_path: Path) -> None:
     assert labels(folder) == ["not_hateful", "hateful"]
     assert [r["image_id"] for r in rows(folder, IMAGES)] == ["hateful-memes/01235"]
     assert [reason for _, reason in reasons(folder)] == [
-        *("label_unknown", "label_unknown", "bad_row", "duplicate"),
+        *("label_unknown", "label_unknown", "bad_row", "duplicate")
     ]
 
 
@@ -264,14 +264,12 @@ def test_glue_of_the_hub(tmp_path: Path) -> None:
         "sst2/train-00000-of-00002": {"sentence": ["fine ", "", "x"], "label": [1, 0, 2]},
         "sst2/train-00001-of-00002": {"sentence": ["bad"], "label": [0]},
         "sst2/test-00000-of-00001": {"sentence": ["?"], "label": [-1]},
-        "rte/validation-00000-of-00001": {
-            **{"sentence1": ["a"], "sentence2": ["b"], "label": [1]},
-        },
+        "rte/validation-00000-of-00001": {**{"sentence1": ["a"], "sentence2": ["b"], "label": [1]}},
         "mnli/validation_matched-00000-of-00001": {
-            **{"premise": ["a"], "hypothesis": ["b"], "label": [2]},
+            **{"premise": ["a"], "hypothesis": ["b"], "label": [2]}
         },
         "stsb/train-00000-of-00001": {
-            **{"sentence1": ["a", "c"], "sentence2": ["b", "d"], "label": [4.75, 9.0]},
+            **{"sentence1": ["a", "c"], "sentence2": ["b", "d"], "label": [4.75, 9.0]}
         },
     }
     for name, columns in tables.items():

@@ -369,10 +369,7 @@ def test_a_text_with_its_image(own: Callable[..., int], tmp_path: Path) -> None:
     ],
 )
 def test_flags_that_do_not_go_together(
-    own: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
-    flags: tuple[str, ...],
-    said: str,
+    own: Callable[..., int], capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
 ) -> None:
     assert own("x.csv", "image,caption,label,b,question,answer,x\n", *flags) == 2
     error = capsys.readouterr().err

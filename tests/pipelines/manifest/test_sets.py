@@ -334,11 +334,7 @@ def test_vg_boxes_are_expressions_cut_to_their_image(make: Make) -> None:
     out = make("vg", "--boxes")
     boxes = dict(zip(column(out, EXPRESSIONS, "expression_id"), column(out, EXPRESSIONS, "box"),
                      strict=True))  # fmt: skip
-    assert boxes == {
-        "vg/12": [4, 5, 24, 55],
-        "vg/11": [0, 5, 7, 55],
-        "vg/21": [4, 5, 30, 20],
-    }
+    assert boxes == {"vg/12": [4, 5, 24, 55], "vg/11": [0, 5, 7, 55], "vg/21": [4, 5, 30, 20]}
     assert column(out, PAIRS, "pair_id") == ["vg/11", "vg/21"]
     assert ("region_descriptions.json:0.2", "empty_box") in reasons(out)
 
@@ -580,12 +576,7 @@ def test_pairs_of_missing_images_stay_unless_images_are_required(make: Make) -> 
     ],
 )
 def test_broken_files_are_named_in_a_line(
-    make: Make,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    file: str,
-    content: bytes,
-    said: str,
+    make: Make, capsys: pytest.CaptureFixture[str], name: str, file: str, content: bytes, said: str
 ) -> None:
     make(name, prepare=lambda root: write(root / file, content), status=2)
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]

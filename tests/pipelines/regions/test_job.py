@@ -127,11 +127,7 @@ def test_a_worker_with_other_weights_stops_the_job(images: Path, tmp_path: Path)
     ],
 )
 def test_mistakes_are_told_in_one_line(
-    images: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert run(images, tmp_path / "out", *flags) == 2
     assert message in capsys.readouterr().err

@@ -368,11 +368,7 @@ def test_a_killed_run_is_continued_to_the_same_bytes(mined: str, tmp_path: Path)
     ],
 )
 def test_mistakes_are_one_line(
-    mined: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
+    mined: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     (tmp_path / "empty.txt").write_text("\n")
     places = {"mined": mined, "empty": str(tmp_path / "empty.txt")}

@@ -79,10 +79,7 @@ def mine(warc: Path, output: Path, *more: str) -> int:
 
 @pytest.mark.slow
 def test_filters_are_on_by_default_and_the_run_records_them(
-    warc: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    warc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(unit_flags, "all_cores", lambda: 1)
     out = tmp_path / "out"

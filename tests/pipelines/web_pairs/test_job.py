@@ -120,10 +120,7 @@ def test_from_pages_to_pairs(mined: Path, site: Any) -> None:
     assert verify_folder(mined) == []
     cat, dog = site[4][1], site[6][1]
     pairs = {row["text"]: row for row in rows(mined, PAIRS)}
-    assert pairs.keys() == {
-        "A black cat on a mat",
-        "A dog in the yard",
-    }
+    assert pairs.keys() == {"A black cat on a mat", "A dog in the yard"}
     row = pairs["A dog in the yard"]
     assert row["pair_id"] == compute_pair_id(compute_image_id(dog), "A dog in the yard")
     assert (row["language"], row["source"], row["split"]) == ("en", "lait", "train")
@@ -327,10 +324,7 @@ def test_a_full_disk_is_told_in_one_line(
 
 @pytest.mark.usefixtures("in_a_loop")
 def test_a_full_disk_says_that_the_command_goes_on(
-    warcs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    warcs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -170,11 +170,7 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "flags", "words"),
     [
-        (
-            "a,b\n1,2\n",
-            [],
-            "has none of image_url, img_url, image_link, url, URL; name one with",
-        ),
+        ("a,b\n1,2\n", [], "has none of image_url, img_url, image_link, url, URL; name one with"),
         ("url,b\n1,2\n", [], "name one with --text-column NAME: url, b"),
         ("url,text\n1,2\n", ["--page-column", "p"], "no such column; it has url, text"),
         ("url,url,text\n1,2,3\n", [], "several columns of this name"),
@@ -185,11 +181,7 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_table_without_the_columns_is_refused(
-    content: str,
-    flags: list[str],
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    content: str, flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "t.csv"
     table.write_text(content)

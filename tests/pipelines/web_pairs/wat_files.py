@@ -106,8 +106,5 @@ def describe_archive(warc: Path) -> bytes:
         body = record.reader.read()
         html = body if "html" in (head.get("Content-Type") or "") else None
         described = describe(url, html, status=str(head.status_code), headers=dict(head.items()))
-        parts += [
-            wat_record(url, describe(url, None, kind="request")),
-            wat_record(url, described),
-        ]
+        parts += [wat_record(url, describe(url, None, kind="request")), wat_record(url, described)]
     return b"".join(parts)

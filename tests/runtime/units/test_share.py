@@ -65,8 +65,7 @@ def test_a_part_may_start_again_after_a_long_step(
     units = [Unit(name="square-0", number=0), Unit(name="square-1", number=1)]
     seconds, polls = [0.0], iter([True] * 5 + [False] * 9)
     clock = SimpleNamespace(
-        monotonic=lambda: seconds[0],
-        sleep=lambda _: seconds.append(seconds.pop() + 10),
+        monotonic=lambda: seconds[0], sleep=lambda _: seconds.append(seconds.pop() + 10)
     )
     monkeypatch.setattr("vlmill.runtime.units.run_here.time", clock)
     monkeypatch.setattr("vlmill.runtime.units.run_here.parts_at_work", lambda *_: next(polls))

@@ -143,10 +143,7 @@ def test_a_full_disk_is_named_with_the_remedy(
 
 def test_what_is_no_file_is_refused(web: FileServer) -> None:
     web.files["/page"] = b"\n<!DOCTYPE html><html>sign in</html>"
-    for path, expected in (
-        ("/page", "is a web page"),
-        ("/gone", "it answers 404"),
-    ):
+    for path, expected in (("/page", "is a web page"), ("/gone", "it answers 404")):
         with pytest.raises(InputError, match=expected):
             download_file(WebLocation(url=f"{web.url}{path}"), allowed=ALLOWED)
     web.troubles.append("whole")
