@@ -300,22 +300,22 @@ def write_report(
         "Crawl",
         [
             report.Section(
-                title="Funnel",
-                body=Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel)),
-                intro="By how a URL was found; in = out + dropped.",
+                "Funnel",
+                Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel)),
+                "By how a URL was found; in = out + dropped.",
             ),
-            report.Section(title="Outcomes", body=_charts(summary)),
+            report.Section("Outcomes", _charts(summary)),
             report.Section(
-                title="Hosts",
-                body=_hosts(summary),
-                intro="The hosts with the most URLs. Seconds: total response time.",
+                "Hosts",
+                _hosts(summary),
+                "The hosts with the most URLs. Seconds: total response time.",
             ),
             report.Section(
-                title="Sample rejects",
-                body=_examples(summary),
-                intro=f"At most {EXAMPLES} of each reason and bucket.",
+                "Sample rejects",
+                _examples(summary),
+                f"At most {EXAMPLES} of each reason and bucket.",
             ),
-            report.Section(title="Settings", body=report.settings_table(settings)),
+            report.Section("Settings", report.settings_table(settings)),
         ],
         subtitle=f"{format_count(sum(summary.outcomes.values()), 'URL')}, "
         f"{format_count(sum(summary.records.values()), 'response')}",

@@ -52,28 +52,28 @@ def write_fit_report(
     }
     sections = [
         Section(
-            title="Cross-validation",
-            intro=f"{v.rows} labels, {v.positives} of them 1. AUC {v.auc:.3f}, average precision "
+            "Cross-validation",
+            html_table(["threshold", "share above", "precision", "recall"], table),
+            f"{v.rows} labels, {v.positives} of them 1. AUC {v.auc:.3f}, average precision "
             f"{v.average_precision:.3f}; with shuffled labels AUC {v.auc_of_shuffled:.3f}.",
-            body=html_table(["threshold", "share above", "precision", "recall"], table),
         ),
         Section(
-            title="Groups of features",
-            intro="What each gives alone, and what all others give without it.",
-            body=html_table(["features", "AUC alone", "AUC of all others"], groups),
+            "Groups of features",
+            html_table(["features", "AUC alone", "AUC of all others"], groups),
+            "What each gives alone, and what all others give without it.",
         ),
         Section(
-            title="Features",
-            intro="AUC that is lost where the values of one are permuted, mean of the folds.",
-            body=bar_chart(important, title="AUC lost, the most important"),
+            "Features",
+            bar_chart(important, title="AUC lost, the most important"),
+            "AUC that is lost where the values of one are permuted, mean of the folds.",
         ),
         *(
             Section(
-                title=f"Probabilities, {name}",
-                body=histogram(values, title=name, label="held-out probability"),
+                f"Probabilities, {name}",
+                histogram(values, title=name, label="held-out probability"),
             )
             for name, values in by_label.items()
         ),
-        Section(title="Settings", body=settings_table(settings)),
+        Section("Settings", settings_table(settings)),
     ]
     write_page(path, title, sections)

@@ -265,19 +265,19 @@ def write_report(
         "Hard negatives",
         [
             report.Section(
-                title="Funnel",
-                body=report.funnel_table(funnel),
-                intro=f"{findings.without} captions have no negative, {findings.short} fewer than "
+                "Funnel",
+                report.funnel_table(funnel),
+                f"{findings.without} captions have no negative, {findings.short} fewer than "
                 f"{findings.top}",
             ),
-            report.Section(title="Similarities", body=Markup("").join(charts)),
-            report.Section(title="Most often a negative", body=_popular(staged, findings)),
+            report.Section("Similarities", Markup("").join(charts)),
+            report.Section("Most often a negative", _popular(staged, findings)),
             report.Section(
-                title="Random captions",
-                body=_examples(output, staged, names, images),
-                intro=f"Each with its {SHOWN_NEGATIVES} most similar negatives.",
+                "Random captions",
+                _examples(output, staged, names, images),
+                f"Each with its {SHOWN_NEGATIVES} most similar negatives.",
             ),
-            report.Section(title="Settings", body=report.settings_table(settings)),
+            report.Section("Settings", report.settings_table(settings)),
         ],
         subtitle=f"negatives of {format_count(captions, 'caption')}",
     )

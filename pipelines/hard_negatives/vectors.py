@@ -80,14 +80,10 @@ def count_chunk(
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / f"counts-{chunk:05d}.npz") as path, path.open("wb") as file:
         np.savez(file, sizes=size, words=local, counts=np.array(counts, np.int32))
-    valid = [_utf8(word) for word in known]
+    valid = [word.encode("utf-8", "replace").decode("utf-8") for word in known]
     with atomic_path(folder / f"words-{chunk:05d}.arrow") as path:
         write_arrow(path, pa.table({"word": pa.array(valid, pa.string()), "captions": frequency}))
     return len(texts)
-
-
-def _utf8(word: str) -> str:
-    return word.encode("utf-8", "replace").decode("utf-8")
 
 
 def _numbers(staged: Path, chunk: int, size: int) -> Array:

@@ -338,15 +338,10 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     write_shown(job, written, metrics.get("decode", []))
     write_report(output, {**settings, **changed_rules(job.rules), "archives": len(archives)})
     settings = {**settings, "archives": archives}
-    remove_killed(job)
+    for folder in (job.mined, output):  # files of workers that were killed during the run
+        remove_leftovers(folder)
     write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     remove_joins(job)
-
-
-def remove_killed(job: Job) -> None:
-    """Removes the leftovers of workers that were killed while the run continued with others."""
-    for folder in (job.mined, to_path(job.output)):
-        remove_leftovers(folder)
 
 
 def remove_joins(job: Job) -> None:

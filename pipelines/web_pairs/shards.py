@@ -12,7 +12,7 @@ from vlmill.pipelines.web_pairs.image_bytes import read_images
 from vlmill.pipelines.web_pairs.metrics import PairMetrics, RejectExamples
 from vlmill.pipelines.web_pairs.order import ordered_rows
 from vlmill.pipelines.web_pairs.pair import Pair
-from vlmill.pipelines.web_pairs.spool import Row, sorted_rows
+from vlmill.pipelines.web_pairs.spool import sorted_rows
 from vlmill.pipelines.web_pairs.stages import NEAR_DUPLICATES
 from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.files.shards import Shard, ShardWriter
@@ -75,19 +75,14 @@ def write_shard(job: Job, unit: Unit) -> Result:
         shards.append(write_images(job, unit.number, images))
     rejects = sorted_rows([rejects_path], unit.number)
     stream = heapq.merge(ordered_rows(job, "rejects", unit), rejects)
-    shards.append(write_rows(job, REJECTS, unit.number, examples.collect(reject_rows(stream))))
+    rejects = (rows.decode_reject(line) for line, _ in stream)
+    shards.append(write_rows(job, REJECTS, unit.number, examples.collect(rejects)))
     return Result(
         tallies=counts.tallies,
         shards=shards,
         metrics={**metrics.as_json(), **examples.as_json()},
         numbers=Numbers(pairs=counts.tallies[NEAR_DUPLICATES.name, OUT]),
     )
-
-
-def reject_rows(stream: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    """Yields rows of ``rejects`` from their bytes."""
-    for line, _ in stream:
-        yield rows.decode_reject(line)
 
 
 def pair_row(pair: Pair, split: str) -> dict[str, Any]:

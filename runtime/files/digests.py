@@ -45,7 +45,8 @@ class Measure:
 def table_input(flag: str, argument: str | Path, spec: Table) -> Input:
     """Returns the record of a table argument. Raises InputError if it has no such table."""
     paths = find_shards(argument, spec, flag)
-    jobs = sorted({job for job in map(_read_job, {path.parent for path in paths}) if job})
+    folders = {path.parent for path in paths if (path.parent / MANIFEST).is_file()}
+    jobs = sorted(filter(None, {read_manifest(folder)["job"] for folder in folders}))
     rule: Rule = "manifest" if _listed(paths) is not None else "ends"
     return _record(flag, str(argument), rule, spec.name, job=", ".join(jobs) or None)
 
@@ -117,10 +118,6 @@ def _listed(paths: Sequence[Path]) -> list[Shard] | None:
             return None
         entries |= {folder / shard.name: shard for shard in read_manifest(folder)["shards"]}
     return [entries[path] for path in paths] if entries.keys() >= set(paths) else None
-
-
-def _read_job(folder: Path) -> str | None:
-    return read_manifest(folder)["job"] if (folder / MANIFEST).is_file() else None
 
 
 def _by_content(path: str, _: Table | None) -> Measure:

@@ -75,7 +75,8 @@ class Forecast:
 
     def retry_after(self, weight_before: float, seconds: float) -> int:
         """Returns the seconds after which a request with a deadline of ``seconds`` can be sent."""
-        return retry_seconds(CAUTION * self.seconds(weight_before) - seconds)
+        left = CAUTION * self.seconds(weight_before) - seconds
+        return max(1, min(LONGEST_RETRY, math.ceil(left)))
 
 
 def make_forecast(loads: Sequence[WorkerLoad]) -> Forecast:
@@ -89,8 +90,3 @@ def make_forecast(loads: Sequence[WorkerLoad]) -> Forecast:
     rate = sum(1 / pace for pace in paces) * len(loads) / len(paces)
     base = sum(load.busy_seconds for load in loads) / len(loads)
     return Forecast(base=base, each=1 / rate)
-
-
-def retry_seconds(seconds: float) -> int:
-    """Returns a number of whole seconds for Retry-After."""
-    return max(1, min(LONGEST_RETRY, math.ceil(seconds)))

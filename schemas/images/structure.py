@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -208,13 +209,6 @@ def num_bytes(tags: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
     return sizes
 
 
-def tiff_parts(data: bytes) -> Parts:
-    """Yields the parts of a TIFF: the tags of all its pages, and the strips or tiles of the first
-    one.
-    """
-    yield from directory_parts(data, pages=True)
-
-
 def directory_parts(data: bytes, *, pages: bool = False) -> Parts:
     """Yields the parts of a TIFF's directories; of a block of EXIF only the first one is read."""
     order = ORDERS.get(data[:2])
@@ -400,7 +394,8 @@ def boxes(data: bytes, offset: int, end: int) -> Iterator[tuple[bytes, int, int]
 PARSERS: Mapping[str, Callable[[bytes], Parts]] = {
     "JPEG": jpeg_parts,
     "PNG": png_parts,
-    "TIFF": tiff_parts,
+    # The tags of all its pages, and the strips or tiles of the first one.
+    "TIFF": partial(directory_parts, pages=True),
     "GIF": gif_parts,
     "WEBP": webp_parts,
     "BMP": bmp_parts,

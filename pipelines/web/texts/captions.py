@@ -90,7 +90,7 @@ _COPYRIGHT = re.compile(
 )
 _PANEL = re.compile(r"\(b\)", _I)  # of a figure, whose third panel is (c)
 _TITLE_TAIL = re.compile(r"\s»\s.*")
-_EDGES = " \t*•·–—-|,;:/\\_~=+<>^`#、，；："
+_EDGES = " \t*•·–—-|,;:/\\_~=+<>^`#、，；：\N{REPLACEMENT CHARACTER}"
 
 # A single token that is a file name, or that a machine made from one.
 _FILE_NAME = re.compile(
@@ -188,17 +188,13 @@ def _clean_once(text: str, max_chars: int) -> str:
         text = _TITLE_TAIL.sub(" ", text)
     text = re.sub(r"\(\s*[;,/]?\s*\)|\[\s*\]", " ", text)
     text = re.sub(r"\s+([,.;:!?])", r"\1", " ".join(text.split()))
-    text = _strip_edges(text)
+    text = text.strip(_EDGES)
     prefix = _PREFIX.match(text)
     remainder = text[prefix.end() :] if prefix else text
     if prefix and remainder:
         # The remainder was the middle of a sentence; it becomes the beginning of one.
         text = remainder[0].upper() + remainder[1:] if len(remainder[0].upper()) == 1 else remainder
     return text
-
-
-def _strip_edges(text: str) -> str:
-    return text.strip(_EDGES + "\N{REPLACEMENT CHARACTER}")
 
 
 def fault(
@@ -237,7 +233,8 @@ def _form_fault(
         return Reason.NOT_WORDS
     if max(map(len, words)) > LONGEST_WORD and not dense:
         return Reason.NOT_WORDS
-    if _repetition(words) > rules.max_repetition:
+    # The share of words that repeat an earlier one.
+    if 1 - len({word.lower() for word in words}) / len(words) > rules.max_repetition:
         return Reason.REPETITIVE
     if _is_list(sentence, words):
         return Reason.NOT_A_SENTENCE
@@ -250,11 +247,6 @@ def _form_fault(
     if lists.unknown_share(words, language) > rules.max_unknown_words:
         return Reason.UNKNOWN_WORDS
     return None
-
-
-def _repetition(words: list[str]) -> float:
-    """Returns the share of words that repeat an earlier word of the text."""
-    return 1 - len({word.lower() for word in words}) / len(words)
 
 
 def _is_list(sentence: str, words: list[str]) -> bool:
