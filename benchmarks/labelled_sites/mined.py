@@ -96,7 +96,7 @@ def mine(site: LabelledSite, rules: WebPairRules, weights: Mapping[str, float]) 
                 if isinstance(choice, Drop):
                     drops |= {(joined.page.url, join_key(u)): choice.reason for u in image.urls}
                     continue
-                archived, text = joined.images[image.order], choice.texts[0]
+                archived, text = joined.images[image.order], choice[0]
                 assert not isinstance(archived, Drop)
                 kept = best.get(archived.image_id)
                 if kept is None or text.score > kept.score:

@@ -45,10 +45,6 @@ class Plan:
         """Returns the folder of the words of chunks of captions."""
         return self.work / "words"
 
-    def words_path(self, chunk: int) -> Path:
-        """Returns the path of a chunk's words, which is written after its other files."""
-        return self.words / f"words-{chunk:05d}.arrow"
-
     @property
     def bags(self) -> Path:
         """Returns the folder of the captions' vectors."""

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -154,12 +153,7 @@ class ShardWriter:
             self._rows += table.num_rows
             self._finite &= isinstance(rows, pa.Table) and is_marked_finite(rows.schema.metadata)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._stack.__exit__(kind, error, trace)
         if error is None:
             self.shard = self._described

@@ -12,6 +12,7 @@ from vlmill.runtime.files.contract import check_values
 from vlmill.runtime.files.value_offsets import NULL, binary_columns
 from vlmill.runtime.readers import region_rows
 from vlmill.runtime.readers.mapped import Footer, MappedShard
+from vlmill.runtime.readers.row_index import naming_damage
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS, breaks_contract
 
@@ -58,14 +59,8 @@ class RegionGroup:
     ) -> None:
         self.shard_number, self._shard, self._arrays = number, shards[number], arrays
         self._kinds: dict[str, tuple[np.dtype[Any], int]] = {}
-        shard = self._shard
-        try:
+        with naming_damage(self._shard.path):
             self._read(footer, group)
-        except InputError:
-            raise
-        except (OSError, ValueError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"{shard.path} is damaged: {reason}") from None
 
     def _read(self, footer: Footer, group: int) -> None:
         self._places: dict[str, tuple[list[int], list[int]]] = {}

@@ -75,7 +75,7 @@ def count_parts(data: bytes, name: str | None) -> Counter[str]:
 
 # --- JPEG -----------------------------------------------------------------------------------------
 
-SOI, EOI, SOS, COM = 0xD8, 0xD9, 0xDA, 0xFE
+EOI, SOS = 0xD9, 0xDA
 EXIF, MPF = b"Exif\0\0", b"MPF\0"
 BARE = {0x01, *range(0xD0, 0xDA)}  # markers without a length
 # Inside a scan 0xFF is followed by 0 if it is data, and by another byte in restart markers.

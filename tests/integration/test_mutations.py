@@ -170,7 +170,7 @@ def test_pages_give_candidates_or_reasons(count: int) -> None:
             if isinstance(choice, Drop):
                 assert_writable("dominant", f"{page.url} {image.src}", choice)
             else:  # encoding fails for lone surrogates
-                texts += sum(len(scored.text.encode()) > 0 for scored in choice.texts)
+                texts += sum(len(scored.text.encode()) > 0 for scored in choice)
     assert texts > count
 
 

@@ -278,7 +278,6 @@ def _read_response(response: _Response, archive: str, offset: int, url: str) -> 
         offset=offset,
         url=url,
         kind="page",
-        content_type=headers.get("content-type", "")[:200],
         opt_outs=header_opt_outs(headers),
         described=WatPage(
             url=url,

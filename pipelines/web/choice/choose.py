@@ -20,7 +20,7 @@ from vlmill.pipelines.web.choice.candidates import (
     is_named_by,
 )
 from vlmill.pipelines.web.choice.dominance import judge_images
-from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
+from vlmill.pipelines.web.choice.joined_page import JoinedPage, ScoredText
 from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject, text_size
 from vlmill.pipelines.web.choice.site_content import Site, find_image_blocks, row_side, sides
 from vlmill.pipelines.web.pages.context import HEADINGS
@@ -222,7 +222,7 @@ def choose(
     lists: TextLists = NO_LISTS,
     *,
     weights: Mapping[str, float] = WEIGHTS,
-) -> list[Choice | Drop]:
+) -> list[tuple[ScoredText, ...] | Drop]:
     """Returns each image's texts, best first, or why it has none; images are in page order.
 
     An image that is not content is dropped for that. An image without a text that scores at least
@@ -231,27 +231,19 @@ def choose(
     """
     judged = judge_images(joined, site, rules)
     claims: dict[int, list[Claim]] = {}
-    choices: list[float | Drop] = []
+    drops: list[Drop | None] = []
     for verdict, scene in zip(judged, scenes(joined, site, judged, rules, lists), strict=True):
-        order = scene.image.order
-        outcome: float | Drop = verdict
-        if not isinstance(verdict, Drop):
-            texts = _claims(scene, rules, lists, weights)
-            if isinstance(texts, Drop):
-                outcome = texts
-            else:
-                claims[order] = texts
-        choices.append(outcome)
+        texts = verdict or _claims(scene, rules, lists, weights)
+        drops.append(texts if isinstance(texts, Drop) else None)
+        if not isinstance(texts, Drop):
+            claims[scene.image.order] = texts
     owned = _owned(joined, claims)
-    result: list[Choice | Drop] = []
-    for image, choice in zip(joined.page.images, choices, strict=True):
-        if isinstance(choice, Drop):
-            result.append(choice)
-        elif own := owned[image.order]:
-            result.append(Choice(image.order, choice, own))
-        else:
+    result: list[tuple[ScoredText, ...] | Drop] = []
+    for image, drop in zip(joined.page.images, drops, strict=True):
+        if drop is None and not owned[image.order]:
             lost = claims[image.order][0].text.text
-            result.append(Drop(Reason.LOW_SCORE, f"nearer to another image: {lost}"))
+            drop = Drop(Reason.LOW_SCORE, f"nearer to another image: {lost}")
+        result.append(drop or owned[image.order])
     return result
 
 
@@ -353,7 +345,7 @@ def _for_surrounding(rules: WebPairRules) -> WebPairRules:
 def scenes(
     joined: JoinedPage,
     site: Site,
-    judged: list[float | Drop],
+    judged: Sequence[Drop | None],
     rules: WebPairRules = DEFAULT_RULES,
     lists: TextLists = NO_LISTS,
 ) -> list[Scene]:
@@ -364,11 +356,8 @@ def scenes(
     side = (above - below) / (above + below + 2)
     row = row_side(joined, side)
     phrases = lists.phrases
-    contents = [
-        image
-        for image, verdict in zip(joined.page.images, judged, strict=True)
-        if not isinstance(verdict, Drop)
-    ]
+    judged_images = list(zip(joined.page.images, judged, strict=True))
+    contents = [image for image, drop in judged_images if drop is None]
     boxes = count_boxes(joined.page, [image.path for image in contents]) if contents else NO_BOXES
     return [
         Scene(
@@ -381,7 +370,7 @@ def scenes(
             num_pages_with=_pages_with(joined, image.order, site),
             num_images=len(contents),
             candidates=()
-            if isinstance(verdict, Drop)
+            if drop is not None
             else [
                 candidate
                 for candidate in find_candidates(
@@ -396,7 +385,7 @@ def scenes(
                 if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
             ],
         )
-        for image, verdict in zip(joined.page.images, judged, strict=True)
+        for image, drop in judged_images
     ]
 
 

@@ -66,7 +66,6 @@ def test_a_whole_answer() -> None:
     assert answer.headers == {"content-length": "5", "x-a": "1", "x-b": "2"}
     assert answer.body == answer.content == b"hello" and answer.location is None
     assert before <= answer.started <= time.time() and 0 < answer.seconds < 30
-    assert answer.http_version == "1.1"
 
 
 def test_bytes_are_kept_as_they_came_and_decoded_beside() -> None:
@@ -90,11 +89,10 @@ def test_interim_responses_are_left_out() -> None:
     assert answer.head.startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1", "2", "3"])
-def test_the_version_is_the_one_that_the_answer_names(version: str) -> None:
+@pytest.mark.parametrize("version", ["1.0", "2", "3"])
+def test_a_status_line_of_another_version(version: str) -> None:
     reply = f"HTTP/{version} 200\r\nContent-Length: 2\r\n\r\nhi".encode()
-    answer = one(sends(reply))
-    assert (answer.http_version, answer.content) == (version, b"hi")
+    assert one(sends(reply)).content == b"hi"
 
 
 @pytest.mark.parametrize("status", [204, 304, 404, 500, 999])

@@ -336,10 +336,7 @@ def test_what_a_record_says_is_kept(response: Make, image: Make) -> None:
     (_, page), (_, record) = read(data)
     assert isinstance(page, Record) and isinstance(record, Record)
     assert (page.kind, page.body, page.charset) == ("page", PAGE, "latin-1")
-    assert (page.content_type, page.opt_outs) == (
-        "image/png; charset=latin-1",
-        frozenset({Reason.NO_AI}),
-    )
+    assert page.opt_outs == frozenset({Reason.NO_AI})
     assert (record.kind, record.body, record.url) == ("picture", photo, "http://a.org/i")
     assert record.opt_outs == frozenset()
 
