@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.inputs import Input, Rule
 from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.files.outputs import PLAN
-from vlmill.runtime.files.paths import is_web, matches, readable, to_path
+from vlmill.runtime.files.paths import is_web, matches, to_path
 from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.files.remote import RemotePath
 from vlmill.runtime.files.shards import Shard
@@ -129,14 +127,7 @@ def _by_ends(path: str, spec: Table | None) -> Measure:
     files = _matches(path) if spec is None else find_shards(path, spec)
     if not files:
         raise FileNotFoundError(f"{path}: no such file")
-    try:
-        rows = (
-            None
-            if spec is None
-            else sum(pq.read_metadata(readable(file)).num_rows for file in files)
-        )
-    except pa.ArrowException as error:
-        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
+    rows = None if spec is None else sum(read_parquet_footer(file).num_rows for file in files)
     lines = [f"{file.name} {file.stat().st_size} {_ends(file)}" for file in files]
     size = sum(file.stat().st_size for file in files)
     return Measure(digest=_hash_lines(lines), files=len(files), bytes=size, rows=rows)

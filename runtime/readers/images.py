@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from vlmill.runtime.files.contract import naming_damage
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.value_offsets import NULL, ByteRanges
 from vlmill.runtime.readers.mapped import MappedShard
-from vlmill.runtime.readers.row_index import ShardReader, naming_damage
+from vlmill.runtime.readers.row_index import ShardReader
 from vlmill.schemas.tables import IMAGES
 
 OPEN_FOOTERS = 64

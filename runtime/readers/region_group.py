@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vlmill.runtime.files.contract import check_values
+from vlmill.runtime.files.contract import check_values, naming_damage
 from vlmill.runtime.files.value_offsets import NULL, binary_columns
 from vlmill.runtime.readers import region_rows
 from vlmill.runtime.readers.mapped import Footer, MappedShard
-from vlmill.runtime.readers.row_index import naming_damage
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS, breaks_contract
 

@@ -1,7 +1,6 @@
 """Finds rows of a table by image_id: the index of the ids, and what readers of shards share."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.runtime.files.contract import check_values
+from vlmill.runtime.files.contract import check_values, naming_damage
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.readers.mapped import Footer, read_footer
@@ -160,17 +159,6 @@ class RowIndex(IdIndex):
         """Returns one of the ``columns``."""
         counts: npt.NDArray[np.int32] = self._counts[column]
         return counts
-
-
-@contextmanager
-def naming_damage(path: Path) -> Iterator[None]:
-    """Raises InputError for a file that the block cannot read."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise InputError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 
 def _read(path: Path, spec: Table, columns: Sequence[str]) -> pa.Table:

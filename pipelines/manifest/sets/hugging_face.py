@@ -23,9 +23,9 @@ from vlmill.pipelines.manifest.reading.columns import (
     TEXTS,
     num_rows,
     parquet_rows,
-    read_schema,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.files.kept_values import NumberStore
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
@@ -132,7 +132,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     sources = [_source(folder, path) for path in _paths(folder)]
     if not sources:
         raise folder.lacks("*.parquet")
-    schemas = {source.name: read_schema(source) for source in sources}
+    schemas = {source.name: read_parquet_schema(source.path) for source in sources}
     if len({tuple(sorted(schema.names)) for schema in schemas.values()}) > 1:
         raise InputError(f"--input {folder.root}: its Parquet files have different columns")
     base_columns = find_columns(schemas[sources[0].name], sources[0], args)

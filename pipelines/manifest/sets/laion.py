@@ -13,10 +13,10 @@ from vlmill.pipelines.manifest.reading.columns import (
     guess_column,
     num_rows,
     parquet_rows,
-    read_schema,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import is_url, url_aliases
+from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
@@ -56,7 +56,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 def _columns(source: Source, text: str | None) -> dict[str, str]:
     """Returns the file's names of the columns to read."""
-    schema: pa.Schema = read_schema(source)
+    schema: pa.Schema = read_parquet_schema(source.path)
     columns = {
         "text": guess_column(schema.names, TEXTS, text, "--text-column", source.display_name),
         "url": guess_column(schema.names, URLS, None, None, source.display_name),
