@@ -41,7 +41,7 @@ from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import WARCS, digest_problems, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
+from vlmill.runtime.files.outputs import PLAN, State, prepare_job, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.remote_lock import SECONDS
@@ -127,9 +127,7 @@ def run(
         inputs = [record("--input", args.input)]
     pairs = None if source is None else build_pairs_job(args, job, source)
     settings = read_settings(args, job, inputs, pairs)
-    shared = share is not None
-    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
-    if state is State.FINISHED:
+    if prepare_job(args, JOB, settings) is State.FINISHED:
         if problems := digest_problems(output):
             raise InputError(f"{problems[0]}; put the file back, or use --fresh to crawl again")
         remove_work(output)

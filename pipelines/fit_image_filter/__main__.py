@@ -3,10 +3,9 @@
 import sys
 from collections.abc import Sequence
 
+from vlmill.pipelines.filters.labels import add_fit_flags, require_fit_flags
 from vlmill.runtime.console.command import Parser, run_command
 from vlmill.runtime.extras import require_extra
-from vlmill.runtime.files.paths import require_local
-from vlmill.schemas.errors import InputError
 
 
 def parser() -> Parser:
@@ -28,8 +27,6 @@ def parser() -> Parser:
     p.add_argument(
         "--images", required=True, metavar="TABLE|DIR", help="images table, or a folder of images"
     )
-    p.add_argument("--labels", required=True, metavar="FILE", help="file with ids and labels")
-    p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
     p.add_argument(
         "--kind",
         choices=("safety", "realism"),
@@ -41,34 +38,19 @@ def parser() -> Parser:
         help="torchvision ResNet whose pooled vector is an additional feature; it becomes "
         "part of the model file",
     )
-    p.add_argument(
-        "--threshold",
-        type=float,
-        default=0.5,
-        help="lowest probability that counts as 1 (default: 0.5)",
-    )
-    p.add_argument(
-        "--seed", type=int, default=0, help="seed of folds and permutations (default: 0)"
-    )
+    add_fit_flags(p, "probability that counts as 1")
     return p
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job."""
     args = parser().parse_args(arguments)
-    require_threshold(args.threshold)
-    require_local("--output", args.output)
+    require_fit_flags(args)
     require_extra("safety", "sklearn", *(["torchvision"] if args.backbone else []))
     # scikit-learn is slow to import, so it is imported after the arguments are checked.
     from vlmill.pipelines.fit_image_filter import job
 
     return job.run(args)
-
-
-def require_threshold(threshold: float) -> None:
-    """Raises InputError unless it is a probability."""
-    if not 0 <= threshold <= 1:
-        raise InputError(f"--threshold {threshold}: must be in 0..1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,9 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from vlmill.pipelines.filters.labels import add_fit_flags, require_fit_flags
 from vlmill.runtime.console.command import Parser, run_command
-from vlmill.runtime.files.paths import require_local
-from vlmill.schemas.errors import InputError
 
 
 class ListFeatures(argparse.Action):
@@ -40,8 +39,6 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
-    p.add_argument("--labels", required=True, metavar="FILE", help="file with ids and labels")
-    p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
     p.add_argument("--images", help="images table, for image features")
     p.add_argument("--regions", help="regions table, for features of detected objects")
     p.add_argument(
@@ -53,15 +50,7 @@ def parser() -> Parser:
     p.add_argument(
         "--attributes", metavar="FILE", help="file with the names of the regions' attributes"
     )
-    p.add_argument(
-        "--threshold",
-        type=float,
-        default=0.5,
-        help="lowest score that counts as describing (default: 0.5)",
-    )
-    p.add_argument(
-        "--seed", type=int, default=0, help="seed of folds and permutations (default: 0)"
-    )
+    add_fit_flags(p, "score that counts as describing")
     p.add_argument(
         "--list-features", action=ListFeatures, nargs=0, help="print all features and exit"
     )
@@ -71,9 +60,7 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job."""
     args = parser().parse_args(arguments)
-    require_local("--output", args.output)
-    if not 0 <= args.threshold <= 1:
-        raise InputError(f"--threshold {args.threshold}: must be in 0..1")
+    require_fit_flags(args)
     # scikit-learn is slow to import, so it is imported after the arguments are checked.
     from vlmill.pipelines.fit_scorer import job
 

@@ -50,7 +50,7 @@ from vlmill.runtime.files.atomic import local_folder, remove_leftovers
 from vlmill.runtime.files.digests import table_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import write_manifest
-from vlmill.runtime.files.outputs import WORK, State, prepare_output
+from vlmill.runtime.files.outputs import WORK, State, prepare_job
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import ShardWriter, write_shard
 from vlmill.runtime.readers.regions import RegionReader
@@ -193,8 +193,7 @@ def run(args: argparse.Namespace) -> int:
         "images_per_shard": args.images_per_shard,
         "inputs": digests,
     }
-    shared = args.part is not None
-    state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh, shared=shared)
+    state = prepare_job(args, STAGE, settings)
     if state is not State.FINISHED:
         require_disk_space(work_bytes(len(regions), regions.feature_dim), output, force=args.force)
         if args.images is not None:

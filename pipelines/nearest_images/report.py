@@ -112,14 +112,11 @@ def finish(output: Path, state: State, top: int) -> int:
     remove_tree(output / WORK)  # twice as large as the vectors, and of no further use
     shards: Sequence[Shard] = read_manifest(output)["shards"]
     count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
-    done = "finished before" if state is State.FINISHED else "done"
     print_reading_hint(output, NEIGHBOURS.name)
     short = short_lists(output, top) if count else 0
     fewer = f", {short} with fewer than {top}" if short else ""
-    print(
-        f"{done}: neighbours of {count} images{fewer}, {format_rejects(reject_counts(output))}: "
-        f"{output}"
-    )
+    rejects = format_rejects(reject_counts(output))
+    print(f"{state.outcome}: neighbours of {count} images{fewer}, {rejects}: {output}")
     return 0 if count else 1
 
 

@@ -24,7 +24,7 @@ from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
-from vlmill.runtime.files.outputs import State, prepare_output, remove_work
+from vlmill.runtime.files.outputs import State, prepare_job, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
@@ -267,9 +267,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         settings = read_settings(args) | {"digests": [entry.digest for entry in inputs]}
         name = f"tables {args.verb}"
-        state = prepare_output(
-            args.output, job=name, settings=settings, fresh=args.fresh, shared=args.part is not None
-        )
+        state = prepare_job(args, name, settings)
         if state is not State.FINISHED:
             choose, removal = PLANS[args.verb][2](args, tables)
             job = Job(
@@ -312,10 +310,9 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
         absent = read_json(args.output / NOT_FOUND)
         for line in absent_lines(absent):
             print_status(f"warning: {line}; all of them: {args.output / NOT_FOUND}")
-    done = "finished before" if state is State.FINISHED else "done"
     if counts := reject_counts(args.output):
         parts.append(format_rejects(counts))
-    print(f"{done}: {', '.join(parts)}: {args.output}")
+    print(f"{state.outcome}: {', '.join(parts)}: {args.output}")
     if counts:
         print_status(f"to list the rejects: train-vl show {args.output} --rejects")
     return 0

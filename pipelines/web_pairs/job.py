@@ -51,7 +51,7 @@ from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import FIRST_SCORES, PLAN, RESCORING, State, prepare_output
+from vlmill.runtime.files.outputs import FIRST_SCORES, PLAN, RESCORING, State, prepare_job
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.remote_lock import SECONDS
@@ -104,8 +104,7 @@ def run(
     if args.shards is None:
         args.shards = choose_shards(output, sized_by(index, archives))
     settings = read_settings(args, rules, filters) | languages.as_settings()
-    shared = args.part is not None
-    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
+    shared, state = args.part is not None, prepare_job(args, JOB, settings)
     archives_and_mined = with_mined(archives, mined_before(output), whole=index is not None)
     job = build_job(args, rules, archives_and_mined, filters, lists)
     if state is State.FINISHED and _lists(output, job):
