@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.pipelines.manifest.entries import DataSet
+from vlmill.pipelines.manifest.flags import TITLES
 from vlmill.pipelines.manifest.published.counts import HEADER, Count, counts_table, format_warnings
 from vlmill.pipelines.manifest.published.fetch import make_fetch_rows
 from vlmill.pipelines.manifest.report import (
@@ -139,7 +140,7 @@ def write_published_report(
     rejects = [row for path in spread_shards(folder, "rejects") for row in first_rows(path)]
     page.write_page(
         folder / "report.html",
-        data_set.title,
+        TITLES[settings["data_set"]],
         [
             _counts_section(data_set, counts),
             page.Section("Funnel", page.funnel_table(funnel), "in = out + dropped, by stage"),

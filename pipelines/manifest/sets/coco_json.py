@@ -144,7 +144,6 @@ def _pair(
 
 
 COCO_JSON = DataSet(
-    title="your own captions in COCO's format",
     about="""\
 JSON files {images: [{id, file_name}], annotations: [{id, image_id, caption}]} as pairs; ids may be
 strings. Images are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",

@@ -318,7 +318,6 @@ def _entry(
 
 
 FLICKR30K = DataSet(
-    title="Flickr30k",
     about="""\
 Flickr30k (Young et al. 2014) as pairs: dataset_flickr30k.json of caption_datasets.zip (Karpathy's
 splits), or results_20130124.token, results.csv (no splits), or ViLBERT's

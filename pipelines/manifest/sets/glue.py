@@ -279,7 +279,6 @@ def glue_entries(task: Task, split: str, source: Source, columns: Sequence[str])
 
 
 GLUE = DataSet(
-    title="GLUE: eight text tasks",
     about=(
         f"files: train.tsv, dev.tsv, test.tsv in the folders {', '.join(t.folder for t in TASKS)} "
         "(those that exist, or their zip archives); MNLI's are dev_matched.tsv, "

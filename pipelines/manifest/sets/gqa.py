@@ -170,7 +170,6 @@ def _records(source: Source) -> Iterator[tuple[str, Any]]:
 
 
 GQA = DataSet(
-    title="GQA: compositional questions about Visual Genome's images",
     about="""\
 GQA (Hudson and Manning 2019) as `questions`: the files <split>_balanced_questions.json (with
 --questions all <split>_all_questions.json, of training in ten parts) of questions1.2 of the data

@@ -79,7 +79,6 @@ def _entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
 
 
 HATEFUL_MEMES = DataSet(
-    title="Hateful Memes: images with a text, hateful or not",
     about="""\
 The Hateful Memes Challenge (Kiela et al. 2020) as `labels`: train.jsonl and those of dev.jsonl,
 dev_seen.jsonl, dev_unseen.jsonl, test.jsonl, test_seen.jsonl and test_unseen.jsonl that exist, with

@@ -18,12 +18,7 @@ from vlmill.pipelines.manifest.layouts.hub_columns import (
     split_of_name,
     split_or_none,
 )
-from vlmill.pipelines.manifest.reading.columns import (
-    IMAGES,
-    TEXTS,
-    num_rows,
-    parquet_rows,
-)
+from vlmill.pipelines.manifest.reading.columns import IMAGES, TEXTS, num_rows, parquet_rows
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.files.kept_values import NumberStore
@@ -273,7 +268,6 @@ def _content(value: object, *, by_end: bool) -> tuple[bytes | None, tuple[str, .
 
 
 HUGGING_FACE = DataSet(
-    title="Parquet files with images and captions",
     about="""\
 Parquet files as Hugging Face's datasets and img2dataset write them: a column of images (struct of
 bytes and path, bytes, or a path below DIR; the end of an absolute path is searched below --images)

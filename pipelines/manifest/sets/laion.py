@@ -8,12 +8,7 @@ import pyarrow as pa
 
 from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import FOOTER, DataSet, Entry, Expected, ListedImage, Reading
-from vlmill.pipelines.manifest.reading.columns import (
-    TEXTS,
-    guess_column,
-    num_rows,
-    parquet_rows,
-)
+from vlmill.pipelines.manifest.reading.columns import TEXTS, guess_column, num_rows, parquet_rows
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import is_url, url_aliases
 from vlmill.runtime.files.contract import read_parquet_schema
@@ -112,7 +107,6 @@ def _pair(image_id: str, values: Mapping[str, Any]) -> dict[str, Any] | Drop:
 
 
 LAION = DataSet(
-    title="LAION's lists of URLs",
     about="""\
 LAION's metadata (Schuhmann et al. 2022) as pairs: Parquet files with URL, TEXT and, optionally,
 similarity (-> score) and LANGUAGE, from laion.ai (CC BY 4.0; the images belong to their owners).

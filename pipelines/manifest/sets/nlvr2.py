@@ -150,7 +150,6 @@ def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> L
 
 
 NLVR2 = DataSet(
-    title="NLVR2: true or false statements about two images",
     about="""\
 NLVR2 (Suhr et al. 2019) as `statements`: data/train.json, dev.json, test1.json, test2.json of the
 data set's repository (lil-lab/nlvr; sentences and labels CC BY 4.0), and images, available on

@@ -269,7 +269,6 @@ def compute_box(annotated_object: box_files.AnnotatedObject, frame: Frame) -> Bo
 
 
 OWN_BOXES = DataSet(
-    title="your own boxes, for detector training",
     about="""\
 Your own annotated boxes as `boxes`, one row per image, and their images as `images`: the input of
 `extract-rois train`. DIR has one of these

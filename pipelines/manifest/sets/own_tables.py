@@ -285,7 +285,6 @@ def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, ke
 
 
 LAIT = DataSet(
-    title="LAIT, from your own files",
     about="""\
 LAIT (ImageBERT, arXiv:2001.07966) was never released: this reads the output of web_pairs, or TSV,
 CSV and Parquet files with the columns image (a file under DIR) and text, and optionally
@@ -295,7 +294,6 @@ text_source, score, page_url, image_url. image_id is the SHA-256 of the image's 
     papers=(("ImageBERT", "10M pairs, 2M of them used; texts of 13 words on average"),),
 )
 TAO = DataSet(
-    title="TaoMultimodal, from your own files",
     about="""\
 TaoMultimodal (InterBERT, arXiv:2003.13198) was never released: this reads TSV, CSV and Parquet
 files with the columns item_id, title, image (a file under DIR, or a URL), and optionally category

@@ -361,7 +361,6 @@ def line_objects(
 
 
 VCR = DataSet(
-    title="VCR: questions with four answers, and their rationales",
     about=(
         "files: train.jsonl, val.jsonl, test.jsonl (or vcr1annots.zip) and vcr1images/ (or its "
         "zip) with a .jpg and a .json for each image. From visualcommonsense.com, after signing "

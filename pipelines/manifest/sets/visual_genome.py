@@ -255,7 +255,6 @@ def _notes(rows: Rows, region: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 VISUAL_GENOME = DataSet(
-    title="Visual Genome, region descriptions",
     about="""\
 Visual Genome (Krishna et al. 2017) as pairs: region_descriptions.json, image_data.json, VG_100K/
 and VG_100K_2/ (images.zip, images2.zip), from visualgenome.org (CC BY 4.0). A pair is a region's

@@ -211,7 +211,6 @@ def _padded(about: dict[str, Any]) -> tuple[str, ...]:
 
 
 WEBDATASET = DataSet(
-    title="WebDataset tars, img2dataset's output",
     about="""\
 WebDataset shards (and img2dataset's folders) as pairs and images: members 000000007.jpg, .txt,
 .json with the same key are a sample if they are consecutive; the caption is the .txt, else

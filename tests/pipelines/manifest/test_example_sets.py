@@ -14,8 +14,6 @@ from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.tables import IMAGES, LABELS, QUESTIONS, STATEMENTS
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 def labels(folder: Path) -> list[str]:
     names: list[str] = json.loads((folder / "labels.json").read_text())

@@ -16,7 +16,6 @@ from vlmill.schemas.tables import IMAGES, PAIRS
 
 Make = Callable[..., bytes]
 NAMES = ("JPEG, EXIF of one segment", "PNG, texts", "TIFF, overlapping tags")
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 @pytest.fixture(autouse=True)

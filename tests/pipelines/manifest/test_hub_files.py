@@ -19,8 +19,6 @@ from vlmill.schemas.names import Difference, difference
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 Image = Callable[..., bytes]
 Row = dict[str, Any]
 

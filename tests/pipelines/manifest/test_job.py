@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pipelines.manifest.running import reasons
 
 from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.cleaning import clean_text
@@ -60,11 +61,6 @@ def photos(tmp_path: Path, image: Callable[..., bytes]) -> Path:
 def own(table: Path, output: Path, *flags: str) -> int:
     columns = ["--text-column", "caption", "--image-column", "file"]
     return main(["own", "--input", str(table), *columns, "--output", str(output), *flags])
-
-
-def reasons(output: Path) -> list[tuple[str, str]]:
-    rows = read_table(output, REJECTS).to_pylist()
-    return [(row["key"], row["reason"]) for row in rows]
 
 
 def test_pairs_images_and_a_reason_for_every_other_row(

@@ -25,8 +25,6 @@ from vlmill.pipelines.manifest.published import placeholders
 from vlmill.pipelines.manifest.published.placeholders import compute_min_ids
 from vlmill.schemas.tables import IMAGES, PAIRS, QUESTIONS, REJECTS
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 Image = Callable[..., bytes]
 
 

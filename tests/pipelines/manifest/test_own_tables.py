@@ -23,8 +23,6 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, LABELS, PAIRS, QUESTIONS, REJECTS, STATEMENTS, Table
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 CAPTIONS = ("--text-column", "caption", "--image-column", "image")
 QA = ("--question-column", "question", "--answer-column", "answer", "--image-column", "image")
 CLASSES = ("--label-column", "label", "--image-column", "image")

@@ -8,8 +8,6 @@ from tests.pipelines.manifest.running import made, reasons, rows
 
 from vlmill.schemas.tables import ALIASES, PAIRS
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 def captions(*images: str) -> str:
     return "".join(f"{words} , {k} .\n" for words in images for k in range(5))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from markupsafe import Markup
 from tests.nightly import stand_for
 from tests.object_stores import download_folder, upload_folder
 from tests.pipelines.manifest.layouts import (
@@ -20,9 +19,9 @@ from tests.pipelines.manifest.layouts import (
     write,
     write_json,
 )
+from tests.pipelines.manifest.running import reasons
 
 from vlmill.pipelines.manifest.__main__ import main
-from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import read_table
@@ -31,13 +30,6 @@ from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import ALIASES, BOXES, EXPRESSIONS, IMAGES, PAIRS, REJECTS, Table
 
 Make = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def no_charts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Charts take ten times as long as the job on such small files; one test draws them."""
-    if "charts" not in request.node.name:
-        monkeypatch.setattr(published_report, "pair_charts", lambda _: Markup(""))
 
 
 @pytest.fixture
@@ -63,10 +55,6 @@ def make(tmp_path: Path, image: Callable[..., bytes]) -> Make:
 def column(folder: Path, table: Table, name: str) -> list[Any]:
     values: list[Any] = read_table(folder, table).column(name).to_pylist()
     return values
-
-
-def reasons(folder: Path) -> list[tuple[str, str]]:
-    return [(row["key"], row["reason"]) for row in read_table(folder, REJECTS).to_pylist()]
 
 
 PAIR_SETS = [name for name in LAYOUTS if name != "imagenet22k"]

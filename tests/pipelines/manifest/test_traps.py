@@ -22,9 +22,6 @@ from vlmill.schemas.tables import ALIASES, CHOICES, IMAGES, PAIRS, STATEMENTS
 Image = Callable[..., bytes]
 
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
-
 # Columns and keys
 
 

@@ -9,7 +9,6 @@ from tests.pipelines.manifest.running import made, reasons, rows
 
 from vlmill.schemas.tables import IMAGES, PAIRS
 
-pytestmark = pytest.mark.usefixtures("no_charts")
 Image = Callable[..., bytes]
 NAMES = {10: "train", 11: "val", 12: "train"}
 

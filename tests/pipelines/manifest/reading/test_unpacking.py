@@ -25,7 +25,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES
 
 Image = Callable[..., bytes]
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 def zip_of(path: Path, *, overlap: int | None, packed: bool = True) -> None:
