@@ -110,7 +110,8 @@ class _Images:
     def _keep(self, row: Row, content: bytes, image: ImageFacts | EncodedImage | Drop) -> None:
         image_id = f"{self._job.name}/{row.number:09d}"
         if isinstance(image, Drop):
-            self._counts.dropped(ROWS, image_id, Drop(image.reason, _detail(row, image)))
+            detail = f"{row.url}: {image.detail}" if image.detail else row.url
+            self._counts.dropped(ROWS, image_id, Drop(image.reason, detail))
             return
         self._counts.passed(ROWS)
         self._writer.add(row, image_id, content, image)
@@ -125,10 +126,6 @@ class _Images:
 
     def __exit__(self, *_: object) -> None:
         self._pool.close()
-
-
-def _detail(row: Row, drop: Drop) -> str:
-    return f"{row.url}: {drop.detail}" if drop.detail else row.url
 
 
 # The shards.

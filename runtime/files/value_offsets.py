@@ -330,10 +330,7 @@ def _hold(byte_ranges: ByteRanges | None, column: pa.ChunkedArray, mapped: pa.Bu
         content = value.as_buffer()
         if content.size != size:
             return False
-        if size and not _equal(mapped, offset - LENGTH_BYTES, _with_length(content)):
+        stored = pa.py_buffer(length_prefix(size) + content.to_pybytes())
+        if size and not _equal(mapped, offset - LENGTH_BYTES, stored):
             return False
     return True
-
-
-def _with_length(content: pa.Buffer) -> pa.Buffer:
-    return pa.py_buffer(length_prefix(content.size) + content.to_pybytes())

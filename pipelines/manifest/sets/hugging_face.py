@@ -208,11 +208,10 @@ def _row_entries(
 def _captions(value: object) -> list[object]:
     """Returns the captions of a cell: a text or a struct, or a list of them."""
     values = value if isinstance(value, list) else [value]
-    return [_raw(caption) if isinstance(caption, Mapping) else caption for caption in values]
-
-
-def _raw(caption: Mapping[str, Any]) -> object:
-    return next((caption[name] for name in RAW if name in caption), None)
+    return [
+        next((c[name] for name in RAW if name in c), None) if isinstance(c, Mapping) else c
+        for c in values
+    ]
 
 
 def _text(caption: object) -> str | Drop:

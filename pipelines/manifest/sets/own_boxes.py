@@ -63,7 +63,10 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     layout = find_layout(folder)
-    classes, attributes = (vocabulary_file(path) for path in (args.classes, args.attributes))
+    classes, attributes = (
+        {} if path is None else read_names(one_file(path))
+        for path in (args.classes, args.attributes)
+    )
     classes = classes or {name: number for number, name in enumerate(layout.classes)}
     if not classes or not attributes:
         names, words = count_labels(layout.images())
@@ -78,11 +81,6 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         image_folders=("images", "JPEGImages", "train", "val", "."),
         files={CLASSES: lines_by_number(classes), ATTRIBUTES: lines_by_number(attributes)},
     )
-
-
-def vocabulary_file(path: Path | None) -> dict[str, int]:
-    """Returns the names in a vocabulary's lines; {} without a file. Raises InputError."""
-    return {} if path is None else read_names(one_file(path))
 
 
 def one_file(path: Path) -> Source:

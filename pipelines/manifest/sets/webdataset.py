@@ -37,7 +37,8 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
-    paths = folder.files(*TARS) or img2dataset_folders(folder.root)
+    folders = (p for p in folder.root.iterdir() if p.is_dir() and p.name.isdecimal())
+    paths = folder.files(*TARS) or sorted(folders)  # of img2dataset's format `files`
     if not paths:
         raise folder.lacks("*.tar, nor folders 00000/ of img2dataset")
     sources = tuple(Source(path=p, name=p.name, size=_size(p)) for p in paths)
@@ -45,11 +46,6 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     return Reading(
         sources=sources, entries=lambda: _entries(sources, args), expected=expected, own_images=True
     )
-
-
-def img2dataset_folders(root: Path) -> list[Path]:
-    """Returns the folders of its `files` format: five digits."""
-    return sorted(p for p in root.iterdir() if p.is_dir() and p.name.isdecimal())
 
 
 def _size(path: Path) -> int:
