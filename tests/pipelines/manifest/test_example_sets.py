@@ -6,11 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from tests.pipelines.manifest.running import made, reasons, rows
 from tests.pipelines.manifest.task_layouts import annotation, answers, image, lines, write
 
-from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.tables import IMAGES, LABELS, QUESTIONS, STATEMENTS
 
@@ -301,14 +299,3 @@ def test_nlvr2_s_labels_in_any_spelling(tmp_path: Path) -> None:
     true, false = ("True", 1), ("False", 0)
     assert listed == [true, false, true, false, true, (None, -1)]
     assert [reason for _, reason in reasons(folder)] == ["label_unknown"] * 2
-
-
-@pytest.mark.parametrize("name", ["gqa", "vizwiz", "okvqa", "snli-ve", "vsr", "hateful-memes"])
-def test_a_folder_without_the_files_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    (tmp_path / "x").mkdir()
-    words = [name, "--input", str(tmp_path / "x"), "--output", str(tmp_path / "out")]
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert f"--input {tmp_path / 'x'} has no " in error and error.count("\n") == 1

@@ -16,7 +16,7 @@ from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.own.command import pack_row, unpack_row
 from vlmill.pipelines.manifest.own.job import JudgedRow
 from vlmill.pipelines.manifest.spooled import read_frames, write_frames
-from vlmill.runtime.files.manifest import MANIFEST, verify_folder
+from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
@@ -438,21 +438,6 @@ def test_a_folder_of_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     pq.write_table(pa.table({"x": [1]}), tmp_path / "in/data/test.parquet")
     assert main([*words, "--input", str(tmp_path / "in"), "--fresh"]) == 2
     assert "train-00000-of-00002.parquet has other columns" in capsys.readouterr().err
-
-
-def test_a_killed_run_of_questions_continues_to_the_same_bytes(
-    own: Callable[..., int], tmp_path: Path
-) -> None:
-    content = "question,answer,image\n" + "".join(f"q{k},a{k % 3},i\n" for k in range(7))
-    flags = (*QA, "--rows-per-shard", "3")
-    assert own("x.csv", content, *flags) == 0
-    out = tmp_path / "out"
-    written = {path.name: path.read_bytes() for path in out.iterdir()}
-    for name in (MANIFEST, "labels.json", "questions-00001-of-00003.parquet"):
-        (out / name).unlink()
-    words = ["own", "--input", str(tmp_path / "x.csv"), "--output", str(out), "--workers", "1"]
-    assert main([*words, *flags]) == 0
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == written
 
 
 def test_rows_travel_between_workers(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.pipelines.manifest.layouts import (
 from tests.pipelines.manifest.running import reasons
 
 from vlmill.pipelines.manifest.__main__ import main
+from vlmill.pipelines.manifest.sets import SETS
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import read_table
@@ -571,18 +572,19 @@ def test_broken_files_are_named_in_a_line(
     assert len(error) == 1 and said in error[0] and Path(file).name in error[0]
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "cc3m"])
+@pytest.mark.parametrize("name", [name for name in SETS if name != "cc3m"])
 def test_a_wrong_folder_is_told_what_it_lacks(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/letter.doc2").write_text("hello")
-    flags = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-    assert main([name, *flags]) == 2
+    write(tmp_path / "in/letter.doc2", "hello")
+    write(tmp_path / "labels.txt", "a")
+    labels = ["--labels", str(tmp_path / "labels.txt")] if name == "vgqa" else []
+    flags = ["--output", str(tmp_path / "out"), *labels]
+    assert main([name, "--input", str(tmp_path / "in"), *flags]) == 2
     error = capsys.readouterr().err
     assert "letter.doc2" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    assert main([name, "--input", str(tmp_path / "nowhere"), *flags[2:]]) == 2
+    assert main([name, "--input", str(tmp_path / "nowhere"), *flags]) == 2
 
 
 def test_the_report_has_counts_images_overlaps_and_charts(make: Make, tmp_path: Path) -> None:

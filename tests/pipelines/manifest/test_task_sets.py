@@ -304,16 +304,3 @@ def test_files_that_are_no_glue_are_named(
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "RTE/dev.tsv has no column sentence2" in error and len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["vqa1", "vqa2", "vgqa", "vcr", "refcoco", "nlvr2", "glue"])
-def test_an_empty_folder_is_told_what_it_lacks(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").mkdir()
-    write(tmp_path / "labels.txt", "a")
-    labels = ["--labels", str(tmp_path / "labels.txt")] if name == "vgqa" else []
-    words = [name, "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *labels]
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert f"--input {tmp_path / 'in'} has no " in error and len(error.splitlines()) == 1
