@@ -47,7 +47,6 @@ def write_pairs(job: PairsJob, unit: Unit) -> Result:
             images.take(row, content)
         images.finish()
     tallies = counts.tallies
-    assert rejects.writer.shard is not None
     numbers = Numbers(pairs=tallies[ROWS.name, OUT])
     return Result(shards=[*writer.shards, rejects.writer.shard], tallies=tallies, numbers=numbers)
 

@@ -97,7 +97,6 @@ def write_vectors(plan: Plan, unit: Unit) -> Result:
     """Writes the table of all words, and the captions' vectors."""
     with ShardWriter(plan.output, VOCABULARY, 0, 1, producer=plan.producer) as writer:
         writer.write(build_vocabulary(plan.words, plan.staged.captions))
-    assert writer.shard is not None
     vocabulary = pq.read_table(readable(plan.vocabulary))
     save(plan.bags, load_bags(plan.work, plan.staged, vocabulary, plan.rules))
     return Result(shards=[writer.shard])

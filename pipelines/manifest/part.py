@@ -52,8 +52,8 @@ class Part:
                     self._flush(name)
             else:
                 self._stack.__exit__(kind, error, trace)
-        written = [writer.shard for writer in reversed(self._writers.values())]
-        self.shards = [shard for shard in written if shard is not None]
+        if error is None:
+            self.shards = [writer.shard for writer in reversed(self._writers.values())]
 
     def add(self, table: Table, row: dict[str, Any]) -> None:
         """Appends a row; memory stays bounded by a row group."""

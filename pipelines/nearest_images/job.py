@@ -154,7 +154,6 @@ def search(job: Job, unit: Unit) -> Result:
         while group := list(islice(rows, ROWS_PER_GROUP)):
             writer.write(group)
             progress.advance(len(group))
-    assert writer.shard is not None
     return Result(shards=[writer.shard], numbers=Numbers(images=len(images)))
 
 

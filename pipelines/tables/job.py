@@ -136,7 +136,6 @@ def write_table_shard(job: Job, unit: Unit) -> Result:
             mask = merge_masks(dropped, group.num_rows)
             staying = group.filter(pa.array(~mask)) if mask.any() else group
             writer.write(job.rewrite(entry.table, staying) if job.rewrite else staying)
-    assert writer.shard is not None
     if rejects:
         write_shard(job.output / WORK, REJECTS, rejects, unit.number, len(job.shards))
     return Result(shards=[writer.shard], tallies=+tallies, numbers=Numbers(rows=rows))

@@ -107,8 +107,7 @@ def _write_tables(output: Path, source: Path, scoring: Scoring, most: int) -> li
         output / "funnel.json",
         build_funnel(counts.tallies.items(), (SCORES, BEST_TEXT, SHARED_TEXT)),
     )
-    shards = [writer.shard for writer in (pair_writer, reject_writer) if writer.shard is not None]
-    return shards
+    return [pair_writer.shard, reject_writer.shard]
 
 
 def _best_rows(source: Path, scoring: Scoring, counts: Counts) -> Iterator[Row]:

@@ -76,6 +76,8 @@ class ShardWriter:
     written tables were marked :data:`FINITE`. ``compression`` is pyarrow's name or "none".
     """
 
+    shard: Shard
+
     def __init__(
         self,
         folder: str | Path,
@@ -93,7 +95,6 @@ class ShardWriter:
         self._stack = ExitStack()
         self._places: ByteRangesWriter | None = None
         self._rows, self._finite = 0, True
-        self.shard: Shard | None = None
 
     def __enter__(self) -> "ShardWriter":
         self._temporary = self._stack.enter_context(atomic_path(self.path))
@@ -181,7 +182,33 @@ def write_shard(
     )
     with writer:
         writer.write(rows)
-    assert writer.shard is not None
+    return writer.shard
+
+
+def stream_shard(
+    folder: str | Path,
+    spec: Table,
+    rows: Iterable[dict[str, Any]],
+    index: int,
+    total: int,
+    *,
+    producer: Mapping[str, Any],
+    group_rows: int,
+    group_bytes: int = 1 << 30,
+) -> Shard:
+    """Writes a shard of any number of rows, in their order.
+
+    Memory: a row group, of ``group_rows`` rows or of ``group_bytes`` bytes of images.
+    """
+    with ShardWriter(folder, spec, index, total, producer=producer) as writer:
+        group, size = list[dict[str, Any]](), 0
+        for row in rows:
+            group.append(row)
+            size += len(row.get("bytes") or b"")
+            if size > group_bytes or len(group) == group_rows:
+                writer.write(group)
+                group, size = [], 0
+        writer.write(group)
     return writer.shard
 
 

@@ -81,7 +81,7 @@ def test_the_checksum_is_that_of_the_file_which_is_not_read_again(
         with ShardWriter(tmp_path, IMAGES, 0, 1, compression=compression) as writer:
             for rows in groups:
                 writer.write(rows)
-    assert writer.shard is not None and writer.shard.rows == 12
+    assert writer.shard.rows == 12
     assert writer.shard == describe_shard(writer.path, IMAGES.name)
     empty = write_shard(tmp_path / "empty", REJECTS, [])
     assert empty == describe_shard(tmp_path / "empty" / empty.name, REJECTS.name)

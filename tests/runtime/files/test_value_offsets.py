@@ -63,7 +63,6 @@ def write_images(folder: Path, groups: list[Values], **options: Any) -> Path:
             ]
             writer.write(rows)
             number += len(values)
-    assert writer.shard is not None
     write_manifest(folder, [writer.shard], job="test", settings={})
     return writer.path
 
