@@ -34,8 +34,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     **{
         f"runtime/units/{name}.py": {"apache_beam"}
         for name in (
-            *("run_beam", "launch/options", "launch/clusters", "launch/metrics"),
-            *("launch/flink_watch", "launch/flink_worker"),
+            *("run_beam", "launch/options", "launch/clusters"),
+            "launch/flink_worker",
         )
     },
     # The file systems that Beam alone knows.

@@ -15,8 +15,7 @@ from vlmill.pipelines.web.pages.images import FORMATS, Examiner, ImageFacts, mea
 from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard, ShardWriter
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import OUT, Drop, Stage
+from vlmill.runtime.units.funnel import OUT, Counts, Drop, Stage
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit

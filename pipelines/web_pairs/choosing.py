@@ -26,8 +26,7 @@ from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.files.shards import Shard, ShardWriter
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop, Stage, build_funnel
+from vlmill.runtime.units.funnel import Counts, Drop, Stage, build_funnel
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CANDIDATES, PAIRS, REJECTS

@@ -27,8 +27,7 @@ from vlmill.pipelines.web_pairs.spool import (
 from vlmill.pipelines.web_pairs.stages import DOMINANT, JOIN, TEXTS
 from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.net.opt_outs import signals_forbid
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop, Stage
+from vlmill.runtime.units.funnel import Counts, Drop, Stage
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 

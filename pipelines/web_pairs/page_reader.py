@@ -12,8 +12,7 @@ from vlmill.pipelines.web.texts.language import LanguageDetector, page_language,
 from vlmill.pipelines.web_pairs.stages import LANGUAGE, PAGES, PARSE
 from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.net.opt_outs import first_opt_out
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.funnel import Counts, Drop
 from vlmill.schemas.rejects import Reason
 
 

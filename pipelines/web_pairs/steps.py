@@ -16,7 +16,14 @@ import numpy as np
 
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
-from vlmill.pipelines.web_pairs.decode import DecodedPairs, decode_images, decode_units, place_key
+from vlmill.pipelines.web_pairs.decode import (
+    DecodedPairs,
+    SharedTexts,
+    decode_images,
+    decode_units,
+    place_key,
+    shared_path,
+)
 from vlmill.pipelines.web_pairs.groups import HashCount, groups_path, make_groups
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.links import LinkFollower, follow_log
@@ -25,7 +32,6 @@ from vlmill.pipelines.web_pairs.mine import mine, mine_records, read_records
 from vlmill.pipelines.web_pairs.order import order, order_units, shard_units
 from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
 from vlmill.pipelines.web_pairs.shards import write_shard
-from vlmill.pipelines.web_pairs.shared import SharedTexts, shared_path
 from vlmill.pipelines.web_pairs.sources import Archive, describe
 from vlmill.pipelines.web_pairs.spool import (
     SLICES,
@@ -53,8 +59,7 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.written import record_files
 from vlmill.runtime.net.remote_file import Unreachable
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.funnel import Counts, Drop
 from vlmill.runtime.units.step import Step, Units, Work, single_unit
 from vlmill.runtime.units.unit import Result, Unit, read_record, record_path, run_unit, write_record
 from vlmill.schemas.ids import compute_pair_id

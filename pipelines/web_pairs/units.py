@@ -35,7 +35,7 @@ from vlmill.pipelines.web_pairs.table_rows import NO_COLUMNS, TableColumns
 from vlmill.runtime.files.atomic import atomic_path, remove_leftovers
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import remove_tree, to_path
-from vlmill.runtime.units.counts import Counts
+from vlmill.runtime.units.funnel import Counts
 from vlmill.runtime.units.unit import Unit, read_record, read_result
 
 if TYPE_CHECKING:

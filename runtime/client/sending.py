@@ -13,13 +13,11 @@ from contextlib import aclosing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vlmill.runtime.client import calls, plans
-from vlmill.runtime.client.calls import Call, RegionBatch, Rows, Vector, Where
-from vlmill.runtime.client.connections import Connections
+from vlmill.runtime.client import calls
+from vlmill.runtime.client.calls import Call, Limits, Plan, RegionBatch, Rows, Vector, Where
+from vlmill.runtime.client.connections import Attempt, Connections, Done, Retries, try_call
 from vlmill.runtime.client.forms import ImageSource
-from vlmill.runtime.client.plans import Limits, Plan
 from vlmill.runtime.client.responses import ServiceError
-from vlmill.runtime.client.retries import Attempt, Done, Retries, try_call
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,7 +129,7 @@ class Client(_Settings):
         """
         if len(images) == 1:
             return self.send(calls.regions(images)).table
-        return plans.join_regions(self.iter_regions(images))
+        return calls.join_regions(self.iter_regions(images))
 
     def iter_regions(self, images: Iterable[ImageSource]) -> Iterator[RegionBatch]:
         """Yields the regions of any number of images in batches, in the order of the images.
@@ -139,7 +137,7 @@ class Client(_Settings):
         A batch names its rejected images by their positions in ``images``, and has no table
         (None) if it has no row.
         """
-        batches = plans.RegionBatches(images, self.limits)
+        batches = calls.RegionBatches(images, self.limits)
         for result in self.send_all(batches.calls()):
             yield batches.place(result)
 
@@ -151,13 +149,13 @@ class Client(_Settings):
         self, images: Sequence[ImageSource], texts: Sequence[str]
     ) -> list[list[float | None]]:
         """Returns the score of each image with each text; None for an unreadable one."""
-        return self.run(plans.plan_scores(images, texts, self._limits_for(images)))
+        return self.run(calls.plan_scores(images, texts, self._limits_for(images)))
 
     def embed(
         self, images: Sequence[ImageSource] = (), texts: Sequence[str] = ()
     ) -> dict[str, list[Vector]]:
         """Returns the vectors of the images, as ``pictures``, and of the ``texts``."""
-        return self.run(plans.plan_vectors(images, texts, self._limits_for(images)))
+        return self.run(calls.plan_vectors(images, texts, self._limits_for(images)))
 
     def search(
         self,
@@ -298,7 +296,7 @@ class AsyncClient(_Settings):
         """
         if len(images) == 1:
             return (await self.send(calls.regions(images))).table
-        return plans.join_regions([batch async for batch in self.iter_regions(images)])
+        return calls.join_regions([batch async for batch in self.iter_regions(images)])
 
     async def iter_regions(self, images: Iterable[ImageSource]) -> AsyncIterator[RegionBatch]:
         """Yields the regions of any number of images in batches, in the order of the images.
@@ -306,7 +304,7 @@ class AsyncClient(_Settings):
         A batch names its rejected images by their positions in ``images``, and has no table
         (None) if it has no row.
         """
-        batches = plans.RegionBatches(images, await self.limits())
+        batches = calls.RegionBatches(images, await self.limits())
         async for result in self.send_all(batches.calls()):
             yield batches.place(result)
 
@@ -318,13 +316,13 @@ class AsyncClient(_Settings):
         self, images: Sequence[ImageSource], texts: Sequence[str]
     ) -> list[list[float | None]]:
         """Returns the score of each image with each text; None for an unreadable one."""
-        return await self.run(plans.plan_scores(images, texts, await self._limits_for(images)))
+        return await self.run(calls.plan_scores(images, texts, await self._limits_for(images)))
 
     async def embed(
         self, images: Sequence[ImageSource] = (), texts: Sequence[str] = ()
     ) -> dict[str, list[Vector]]:
         """Returns the vectors of the images, as ``pictures``, and of the ``texts``."""
-        return await self.run(plans.plan_vectors(images, texts, await self._limits_for(images)))
+        return await self.run(calls.plan_vectors(images, texts, await self._limits_for(images)))
 
     async def search(
         self,

@@ -16,7 +16,7 @@ from vlmill.runtime.client.sending import Client
 from vlmill.runtime.client.calls import Call, RegionBatch, RejectedImage
 from vlmill.runtime.client.connections import ServiceUnreachable
 from vlmill.runtime.client.responses import ServiceError
-from vlmill.runtime.client.retries import Retries
+from vlmill.runtime.client.connections import Retries
 
 __all__ = [
     "AsyncClient",

@@ -17,7 +17,7 @@ import pytest
 from tests.runtime.client.scripted import Answer, Asked, scripted
 
 from vlmill.client import AsyncClient, Client, Retries, ServiceError, ServiceUnreachable, calls
-from vlmill.runtime.client.retries import find_pause, parse_retry_after
+from vlmill.runtime.client.connections import find_pause, parse_retry_after
 
 BUSY = {"error": "the queue is full", "reason": "busy", "request_id": "1"}
 SMALL = {"limits": {"pictures": 2, "bytes": 10_000}}

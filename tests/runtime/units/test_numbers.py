@@ -4,7 +4,6 @@ import apache_beam as beam
 import pytest
 from apache_beam.metrics.metric import MetricsFilter
 
-from vlmill.runtime.units.launch.metrics import count_in_beam
 from vlmill.runtime.units.numbers import (
     Numbers,
     UnitProgress,
@@ -13,6 +12,7 @@ from vlmill.runtime.units.numbers import (
     format_notes,
     timed,
 )
+from vlmill.runtime.units.run_beam import count_in_beam
 
 TALLIES = {
     ("pages", "in"): 5,
