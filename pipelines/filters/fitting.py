@@ -144,9 +144,7 @@ def plain_trees(booster: HistGradientBoostingClassifier) -> Trees:
 
 
 def join_trees(trees: Sequence[Mapping[str, npt.NDArray[Any]]], bias: float) -> Trees:
-    """Concatenates the nodes of trees, by the names of scikit-learn's fields; a leaf becomes its
-    own child.
-    """
+    """Concatenates trees' nodes, by scikit-learn's fields; a leaf becomes its own child."""
     arrays: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in NODE_FIELDS}
     roots, start = [], 0
     for nodes in trees:

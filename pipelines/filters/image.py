@@ -168,9 +168,7 @@ class ImageFilter:
         return self.model.threshold
 
     def open_network(self, source: str = "the filter") -> Callable[[Image.Image], Vector]:
-        """Returns a function that computes the network's vector. Raises InputError for weights of
-        an unknown network.
-        """
+        """Returns a function for the network's vector. Raises InputError for an unknown network."""
         require_extra("safety", "torchvision")
         from vlmill.pipelines.filters.backbone import vector_function
 

@@ -272,9 +272,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
 
 def build_rules(args: argparse.Namespace, file: RulesFile) -> WebPairRules:
-    """Builds the rules from the flags, and else from the file. Raises InputError for invalid
-    values.
-    """
+    """Builds the rules from the flags, else from the file. Raises InputError for invalid values."""
     values = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(WebPairRules)

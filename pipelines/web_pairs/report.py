@@ -231,9 +231,7 @@ def _counted(metrics: Mapping[str, int]) -> Markup:
 def _compare_images(
     samples: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]
 ) -> Markup:
-    """Shows kept images on the left and rejected ones on the right, as LAIT's figures 2 and 3
-    (ImageBERT, arXiv:2001.07966).
-    """
+    """Shows kept images left and rejected ones right, like LAIT's figures (arXiv:2001.07966)."""
     kept_cards = [
         {"uri": sample["picture"], "text": sample["text"], "about": ""}
         for sample in samples

@@ -55,9 +55,7 @@ def file_input(flag: str, path: str | Path, *, job: str | None = None) -> Input:
 
 
 def path_input(flag: str, argument: str | Path, *, job: str | None = None) -> Input:
-    """Returns the record of a file or a glob by sizes and ends, of a folder or many files by
-    listing.
-    """
+    """Returns the record of a file or glob by sizes and ends, of many files by listing."""
     path = str(argument)
     many = not is_web(path) and (to_path(path).is_dir() or len(_matches(path)) > MANY_FILES)
     return _record(flag, path, "listing" if many else "ends", None, job=job)

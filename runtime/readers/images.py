@@ -69,15 +69,11 @@ class ImageReader(ShardReader):
         return int(self._starts[-1])
 
     def __getitem__(self, image_id: str) -> bytes | None:
-        """Returns an image's bytes, None if the table has none. Raises KeyError for an
-        unknown id.
-        """
+        """Returns an image's bytes, None if there are none. Raises KeyError for an unknown id."""
         return self.read_bytes(self.index.number(image_id))
 
     def read_bytes(self, number: int) -> bytes | None:
-        """Returns the bytes of row ``number``, None if the table has none. Raises InputError for
-        damage.
-        """
+        """Returns the bytes of row ``number``, None without any. Raises InputError for damage."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         group_index = int(np.searchsorted(self._starts, number, side="right")) - 1

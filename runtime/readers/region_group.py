@@ -178,9 +178,7 @@ class RegionGroup:
         return None if location is None else self._shard.bytes[location[0] : sum(location)]
 
     def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
-        """Returns a binary column as [count, width] in the type that the metadata states for
-        ``like``.
-        """
+        """Returns a binary column as [count, width] in the type of the metadata for ``like``."""
         data = self.stored_bytes(name, number)
         if data is None:
             return None
@@ -191,9 +189,7 @@ class RegionGroup:
         return region_rows.from_stored(values, self._arrays[like]["dtype"])
 
     def locate_features(self, number: int) -> tuple[int, int] | None:
-        """Returns :meth:`locate_value` of the features. Raises InputError if their number is not
-        that of the boxes.
-        """
+        """Returns :meth:`locate_value` of features. Raises InputError unless each box has one."""
         location = self.locate_value("features", number)
         if location is not None:
             count = self._sizes["num_boxes"][number]

@@ -152,9 +152,7 @@ LARGEST_BITS = {"float16": 0x7BFF, "bfloat16": _LARGEST_BITS >> 16, "float32": _
 
 
 def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:
-    """Returns whether the stored bytes of an array of ``dtype`` are finite numbers of at most
-    :data:`LARGEST`.
-    """
+    """Returns whether stored bytes of ``dtype`` are finite and at most :data:`LARGEST`."""
     largest, size = LARGEST_BITS[dtype], FEATURE_DTYPES[dtype].itemsize
     # Compares bits: NumPy checks float16 values one by one, and needs a copy for an absolute value.
     bits = np.frombuffer(stored, np.dtype(f"<u{size}"))

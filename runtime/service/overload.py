@@ -35,9 +35,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLoad:
-    """Describes the work of a worker: its pace, the weights of its batches, and the time it has
-    computed.
-    """
+    """Describes a worker's pace, the weights of its batches, and how long it has computed."""
 
     seconds_per_weight: float = 0.0
     weights: Sequence[float] = ()  # of its batches; it is computing the first

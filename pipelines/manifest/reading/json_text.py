@@ -13,9 +13,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 def json_decoder(remarks: Remarks, *, nan_is_null: bool = False) -> json.JSONDecoder:
-    """Returns a decoder that records repeated keys, and refuses NaN and infinities or reads them as
-    null.
-    """
+    """Returns a decoder that records repeated keys; NaN and infinities are refused, or null."""
     constant = (lambda _: None) if nan_is_null else _refuse
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -138,9 +138,7 @@ def find_layout(folder: Folder) -> Layout:
 
 
 def coco_files(folder: Folder) -> list[Source]:
-    """Returns COCO's instance files in ``--input``, else in its folders; by name if the folder also
-    has keypoints or segments.
-    """
+    """Returns COCO's instance files; by name if the folder also has keypoints or segments."""
     root = folder.root
     below = sorted([*root.glob("*/*.json"), *root.glob("*/*.json.gz")])
     for paths in (folder.files(".json", ".json.gz"), below):

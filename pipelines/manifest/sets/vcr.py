@@ -98,9 +98,7 @@ def parse_objects(metadata: Any) -> Objects | Drop:
 
 
 def is_polygons(segms: Any, num_objects: int) -> bool:
-    """Returns whether ``segms`` has a list of polygons for each object, with at least one point
-    each; an object may have no polygon.
-    """
+    """Returns whether ``segms`` has a list of polygons, each with points, for each object."""
     try:
         return len(segms) == num_objects and all(
             len(polygon) > 0 and all(math.isfinite(x) and math.isfinite(y) for x, y in polygon)

@@ -53,9 +53,7 @@ PAGE = "visualgenome.org"
 
 
 def read_images(source: Source, images: ValueStore[ListedImage]) -> Iterator[Entry]:
-    """Adds the images of ``image_data.json`` to ``images`` by number, with their other names;
-    yields invalid images.
-    """
+    """Adds ``image_data.json`` to ``images`` by number, with all names; yields invalid ones."""
     for index, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
         image_id = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
         number, drop = whole_number(image_id), None

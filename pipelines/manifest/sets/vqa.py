@@ -182,9 +182,7 @@ def labels_for(
 
 
 def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source]) -> str:
-    """Returns a line on the labels of a file: how many questions have a label. Raises InputError if
-    no question has one.
-    """
+    """Returns a line: how many questions have a label. Raises InputError if none has one."""
     summary = f"labels: {len(labels)} of {path}"
     if not annotated:
         return summary

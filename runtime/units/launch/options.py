@@ -65,9 +65,7 @@ class _PlainParser(argparse.ArgumentParser):
 
 
 def make_parser() -> Any:
-    """Returns an empty parser for the declarations of Beam's options: Beam's, a private class, or
-    a plain one.
-    """
+    """Returns an empty parser for Beam's options: Beam's private class, or a plain one."""
     try:
         from apache_beam.options.pipeline_options import _BeamArgumentParser
     except ImportError:

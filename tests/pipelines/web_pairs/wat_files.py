@@ -15,9 +15,7 @@ META = ("name", "rel", "content", "http-equiv", "property")
 
 
 def describe_html(html: bytes) -> dict[str, Any]:
-    """The ``HTML-Metadata`` of a page: its head, and the links of images before those of anchors
-    around them.
-    """
+    """The ``HTML-Metadata`` of a page: its head, and images before the anchors around them."""
     tree = LexborHTMLParser(html)
     head: dict[str, Any] = {}
     metas = [
