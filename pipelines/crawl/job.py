@@ -189,8 +189,7 @@ def _distribute(lines: Iterable[Line], job: FetchState, _: Unit) -> Result:
 def _buckets_before(output: Path) -> int | None:
     """Returns the number of buckets of an earlier run, which may be of another machine."""
     try:
-        plan = read_json(output / PLAN)
-        return int(plan["settings"]["buckets"])
+        return int(read_json(output / PLAN)["settings"]["buckets"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # no earlier run, or prepare_output reports the problem
 
@@ -273,8 +272,7 @@ def compute_median(tenths: Mapping[int, int]) -> float | None:
 
 def say_result(output: Path, done: str) -> int:
     """Prints the counts of the output; returns the exit status."""
-    metrics = read_json(output / "metrics.json")
-    outcomes = Counter[str](metrics["outcomes"])
+    outcomes = Counter[str](read_json(output / "metrics.json")["outcomes"])
     fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)
     shards: list[Shard] = read_manifest(output)["shards"]
     pairs = sum(s.rows for s in shards if s.table == PAIRS.name)

@@ -346,8 +346,7 @@ def count_rows(source: Source) -> int:
 def measure(source: Source, rules: NegativeRules) -> Rate:
     """Returns the rate of one thread on the first captions, searched among these alone."""
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        bags, part = prepare(source, work, rules, SAMPLE_CAPTIONS)
+        bags, part = prepare(source, Path(folder), rules, SAMPLE_CAPTIONS)
         num = bags.members.size
         kernel_rules = Rules(rules.top, rules.below.numerator, rules.below.denominator)
         floors = np.zeros(num)

@@ -62,8 +62,7 @@ class Plan:
     @functools.cached_property
     def staged(self) -> Staged:
         """Returns the first step's results. Raises FileNotFoundError before it has finished."""
-        text = (self.captions / "staged.json").read_text(encoding="utf-8")
-        return Staged(**parse_json(text))
+        return Staged(**parse_json((self.captions / "staged.json").read_text(encoding="utf-8")))
 
     @property
     def producer(self) -> dict[str, Any]:

@@ -154,8 +154,7 @@ def load_bags(work: Path, staged: Staged, vocabulary: pa.Table, rules: NegativeR
         all_words[to], all_counts[to] = words, counts
     parts.clear()
     _check_norms(captions, start, all_counts.astype(np.float64) ** 2 * weights[all_words], rules)
-    images = np.load(captions / "images.npy")
-    return build_bags(start, all_words, all_counts, images, weights)
+    return build_bags(start, all_words, all_counts, np.load(captions / "images.npy"), weights)
 
 
 def _chunk(

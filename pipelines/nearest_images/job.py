@@ -300,8 +300,7 @@ def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[
         means = Means([Path(folder) / "means.npy"], regions.feature_dim)
         path = Path(folder) / "vectors.npy"
         index = NearestIndex(means, np.arange(len(vectors)), path, threads=threads)
-        neighbours = index.search(0, min(len(index), QUERIES), top)
-        searching = measure_rate(neighbours, "images")
+        searching = measure_rate(index.search(0, min(len(index), QUERIES), top), "images")
     return averaging, searching
 
 

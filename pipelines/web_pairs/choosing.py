@@ -55,8 +55,7 @@ def choose_candidates(args: argparse.Namespace) -> int:
     )
     if scoring.about["threshold"] is None:
         raise InputError(f"--candidates {source} was mined without a threshold; give --scorer FILE")
-    rules = WebPairRules()
-    most = args.max_images_per_text or rules.max_images_per_text
+    most = args.max_images_per_text or WebPairRules().max_images_per_text
     candidates = table_input("--candidates", str(source), CANDIDATES)
     settings = {
         "candidates": candidates.digest,

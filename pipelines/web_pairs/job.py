@@ -94,8 +94,7 @@ def run(
         safety_threshold=rules.safety_threshold,
         realism_threshold=rules.realism_threshold,
     )
-    kinds = word_flags(args)
-    lists = read_lists(args.blocked_words, args.vocabulary, languages, kinds=kinds)
+    lists = read_lists(args.blocked_words, args.vocabulary, languages, kinds=word_flags(args))
     output = to_path(args.output)
     index, archives = resolve_archives(args)
     if args.dry_run:

@@ -29,8 +29,7 @@ class PageReader:
         description = record.described
         address = record.url if description is None else description.address
         if entry := self._blocked.find_block(address):
-            drop = Drop(Reason.EXCLUDED, f"blocked: {entry}")
-            self._counts.dropped(PAGES, record.key, drop)
+            self._counts.dropped(PAGES, record.key, Drop(Reason.EXCLUDED, f"blocked: {entry}"))
             return None
         if description is None:
             return self._parse(record)

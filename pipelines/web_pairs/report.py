@@ -186,8 +186,7 @@ class Scores:
 
 def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
     """Returns the current scores in shards of ``pairs``. Memory: a row group."""
-    content = read_json(output / SHOWN)
-    ids = {sample["pair_id"] for sample in content["samples"]}
+    ids = {sample["pair_id"] for sample in read_json(output / SHOWN)["samples"]}
     counts, sample_scores = Counter[Any](), dict[str, float]()
     for path in shards:
         with pq.ParquetFile(path) as file:

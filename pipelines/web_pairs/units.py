@@ -181,8 +181,7 @@ class Job:
 
     def count_slices(self, kind: str) -> int:
         """Returns the number of slices of a kind's spools."""
-        by_shard = ("rejects", "mined-inline", "pairs", "images")
-        return self.shards if kind in by_shard else SLICES
+        return self.shards if kind in ("rejects", "mined-inline", "pairs", "images") else SLICES
 
     @cached_property
     def num_ranges(self) -> int:

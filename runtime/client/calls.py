@@ -107,8 +107,7 @@ def embed(
     images: Sequence[ImageSource] = (), texts: Sequence[str] = ()
 ) -> Call[dict[str, list[Vector]]]:
     """Asks for the vectors of images and texts."""
-    words = {"texts": texts}
-    return Call(path="/v1/embed", images=images, words=words, read=read_json)
+    return Call(path="/v1/embed", images=images, words={"texts": texts}, read=read_json)
 
 
 def search(

@@ -189,8 +189,7 @@ def encode_regions(rows: Sequence[RegionRow], *, dtype: str, checked: bool = Fal
     for name in RANGES:
         _check_range(rows, name)
     columns = [_encode_column(rows, field, dtype, checked) for field in REGIONS.schema]
-    schema = REGIONS.schema.with_metadata({FINITE: "true"})
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=REGIONS.schema.with_metadata({FINITE: "true"}))
 
 
 def _check_shapes(row: RegionRow) -> None:

@@ -259,8 +259,7 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
         print_status(format_no_image_warning(counts, output))
     print_reading_hint(output, data_set.tables[0].name)
     if "split_column" in manifest["settings"]:
-        column = manifest["settings"]["split_column"]
-        print(format_splits(column, count_splits(output)))
+        print(format_splits(manifest["settings"]["split_column"], count_splits(output)))
     rejects = format_rejects(reject_counts(output))
     print(f"{state.outcome}: {row_counts or 'no rows'}, {rejects}: {output}")
     return 0 if row_counts or not any(count.rows for count in counts) else 1

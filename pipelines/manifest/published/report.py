@@ -44,10 +44,8 @@ def draw_cards(folder: Path, table: Table) -> Markup | None:
     if table.name not in {*DRAW_FUNCTIONS, BOXES.name}:
         return None
     shards = [first_rows(path) for path in spread_shards(folder, table.name)]
-    image_ids = {row["image_id"] for rows in shards for row in rows}
-    images = dict(first_images(folder, image_ids))
-    annotated = partial(_annotated, names=_names(folder))
-    draw = DRAW_FUNCTIONS.get(table.name, annotated)
+    images = dict(first_images(folder, {row["image_id"] for rows in shards for row in rows}))
+    draw = DRAW_FUNCTIONS.get(table.name, partial(_annotated, names=_names(folder)))
     cards = [card for rows in shards for card in _cards(draw, rows, images, len(shards))]
     return page.image_cards(cards[:MAX_CARDS]) if cards else None
 

@@ -296,8 +296,7 @@ class Folder:
 
     @cached_property
     def _archives(self) -> list[Archive]:
-        paths = self.files(".zip", *TARS, *PACKED_TARS)
-        return [Archive(path) for path in paths]
+        return [Archive(path) for path in self.files(".zip", *TARS, *PACKED_TARS)]
 
     # Images
 

@@ -114,8 +114,7 @@ def _decode_record(block: bytes) -> _Wat:
     except msgspec.ValidationError:
         raise  # the JSON of another layout
     except (msgspec.DecodeError, UnicodeDecodeError):
-        text = block.decode("utf-8", "replace").encode()
-        return _decode(_HALF.sub(rb"\1\\ufffd", text))
+        return _decode(_HALF.sub(rb"\1\\ufffd", block.decode("utf-8", "replace").encode()))
 
 
 def _text(value: Any) -> str:

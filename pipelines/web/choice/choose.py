@@ -286,8 +286,7 @@ def _claims(
     caption = scene.image.caption
     if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
         return Drop(Reason.SHARED_TEXT, caption)
-    candidates = _own_texts(scene, rules, lists)
-    measured = [(features(c, scene), c) for c in candidates]
+    measured = [(features(c, scene), c) for c in _own_texts(scene, rules, lists)]
     scored = [(probability(total(values, weights)), c, values) for values, c in measured]
     scored.sort(key=lambda one: (-one[0], one[1].text))
     short_rules = _for_surrounding(rules)

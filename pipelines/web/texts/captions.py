@@ -282,8 +282,7 @@ def extract_caption(
             faults.append(wrong)
     if passing:
         caption = _joined(passing)
-        caption_fault = fault(caption, rules, language, lists)
-        return caption if caption_fault is None else passing[0]
+        return caption if fault(caption, rules, language, lists) is None else passing[0]
     return Drop(faults[0] if faults else Reason.NO_TEXT, cleaned or None)
 
 

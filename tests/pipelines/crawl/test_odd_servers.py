@@ -282,8 +282,7 @@ def test_a_host_waits_as_long_as_it_asks(name: str, least: float, web: Web) -> N
 
 @pytest.mark.usefixtures("outcomes")
 def test_the_largest_copy_is_asked_for_first(web: Web) -> None:
-    copies = [path for path, _ in web.asked["lazy"] if path.endswith(".jpg")]
-    assert copies == ["/a-1400.jpg"]
+    assert [path for path, _ in web.asked["lazy"] if path.endswith(".jpg")] == ["/a-1400.jpg"]
 
 
 def test_the_largest_copy_gives_the_pair(crawled: Path, tmp_path: Path, web: Web) -> None:

@@ -99,8 +99,7 @@ def test_a_table_gives_the_same_model_as_a_folder(models: Path, tmp_path: Path) 
     ]
     write_shard(tmp_path / "table", IMAGES, rows)
     output = tmp_path / "m"
-    labels = models / "realism.tsv"
-    assert fit(tmp_path / "table", labels, output, "--kind", "realism") == 0
+    assert fit(tmp_path / "table", models / "realism.tsv", output, "--kind", "realism") == 0
     assert output.read_bytes() == (models / "realism.model").read_bytes()
 
 
@@ -153,5 +152,4 @@ def test_mistakes_are_told_in_one_line(
     Path("broken.tsv").write_text("\n".join([*lines, "broken.jpg\t1"]))
     Path("outside.tsv").write_text("\n".join([*lines, "../outside.jpg\t1"]))
     assert main([*flags, "--output", "m"]) == 2
-    error = capsys.readouterr().err.splitlines()
-    assert said in error[-1] and not Path("m").exists()
+    assert said in capsys.readouterr().err.splitlines()[-1] and not Path("m").exists()

@@ -75,8 +75,7 @@ def test_all_of_gqa_s_questions_are_in_parts(tmp_path: Path) -> None:
         write(root / name, {f"{part}": gqa_question("no"), "same": gqa_question("no")})
     write(root / "train_balanced_questions.json", {"9": gqa_question("yes")})
     folder = made("gqa", root, "--questions", "all")
-    listed = [r["question_id"] for r in rows(folder, QUESTIONS)]
-    assert listed == ["gqa/0", "gqa/same", "gqa/3"]
+    assert [r["question_id"] for r in rows(folder, QUESTIONS)] == ["gqa/0", "gqa/same", "gqa/3"]
     assert [reason for _, reason in reasons(folder)] == ["duplicate"]
 
 
@@ -283,8 +282,7 @@ def test_glue_of_the_hub(tmp_path: Path) -> None:
         "glue/mnli/dev_matched/0": ("contradiction", 2),
         "glue/sts-b/train/0": ("4.750", -1),
     }
-    found = {reason for _, reason in reasons(folder)}
-    assert found == {"empty_text", "label_unknown"}
+    assert {reason for _, reason in reasons(folder)} == {"empty_text", "label_unknown"}
 
 
 def test_nlvr2_s_labels_in_any_spelling(tmp_path: Path) -> None:

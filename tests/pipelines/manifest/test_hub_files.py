@@ -76,8 +76,7 @@ def test_another_column_of_splits_is_named_and_an_empty_cell_has_its_file_s(
     assert splits_of(again)[::2] == ["dev", "val", "holdout", "val", "test"]
     whole = made("hf", root, "--no-split-column", "--split", "val", "--fresh")
     assert set(splits_of(whole)) == {"val"}
-    named = made("hf", root, "--no-split-column", "--fresh")
-    assert set(splits_of(named)) == {"test"}
+    assert set(splits_of(made("hf", root, "--no-split-column", "--fresh"))) == {"test"}
 
 
 def test_a_split_that_is_a_class_label_has_its_name(tmp_path: Path, image: Image) -> None:
@@ -87,8 +86,7 @@ def test_a_split_that_is_a_class_label_has_its_name(tmp_path: Path, image: Image
     schema = pa.schema(
         [("image", pa.string()), ("text", pa.string()), ("split", pa.int64())], metadata=about
     )
-    root = write_rows(tmp_path / FILE, listed, schema)
-    out = made("hf", root)
+    out = made("hf", write_rows(tmp_path / FILE, listed, schema))
     assert splits_of(out) == ["test", "train", "validation"]
     assert ("train-00000-of-00001.parquet:3", "label_unknown") in reasons(out)
     write_rows(tmp_path / "other" / FILE, listed)  # numbers without names

@@ -156,8 +156,7 @@ def test_a_column_called_split_can_be_left_alone(
     assert split_values(tmp_path / "other")[0] == "one"
     assert own(tmp_path / "x.csv", tmp_path / "id", "--id-column", "split") == 0
     assert split_values(tmp_path / "id") == [None] * 3
-    said = capsys.readouterr().out
-    assert said.count("splits (column") == 1
+    assert capsys.readouterr().out.count("splits (column") == 1
 
 
 def test_two_columns_called_split_are_a_question(

@@ -200,8 +200,7 @@ def test_images_inside_parquet_with_classes_of_the_hub(
     ]
     table = pa.table({"image": cells, "label": [1, 0, 0, 1, 2], "split": [0, 1, 0, 0, 0]})
     hub_file(tmp_path / "x", table, label=["cat", "dog", "cow"], split=["train", "test"])
-    content = (tmp_path / "x").read_bytes()
-    assert own("x.parquet", content, *CLASSES) == 0
+    assert own("x.parquet", (tmp_path / "x").read_bytes(), *CLASSES) == 0
     digest = compute_image_id(photos[1])
     assert rows(tmp_path, LABELS, "image_ids", "labels", "label_ids", "split") == [
         (["a.jpg"], ["dog"], [1], "train"),
@@ -432,8 +431,7 @@ def test_a_folder_of_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     splits = ["train", "train", "validation"]
     assert rows(tmp_path, PAIRS, "split") == splits
     assert verify_folder(tmp_path / "out") == []
-    pattern = str(tmp_path / "in/data/train-*.parquet")
-    assert main([*words, "--input", pattern, "--fresh"]) == 0
+    assert main([*words, "--input", str(tmp_path / "in/data/train-*.parquet"), "--fresh"]) == 0
     assert rows(tmp_path, PAIRS, "split") == splits[:2]
     pq.write_table(pa.table({"x": [1]}), tmp_path / "in/data/test.parquet")
     assert main([*words, "--input", str(tmp_path / "in"), "--fresh"]) == 2

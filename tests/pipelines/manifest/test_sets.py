@@ -235,8 +235,7 @@ def test_coco_reads_one_year(make: Make, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_karpathy_s_test_pairs_have_folds_and_imgid_is_no_coco_id(make: Make) -> None:
-    out = make("coco-karpathy")
-    pairs = read_table(out, PAIRS).to_pylist()
+    pairs = read_table(make("coco-karpathy"), PAIRS).to_pylist()
     assert [p["split"] for p in pairs[::2]] == ["train", "restval", "val", "test", "test"]
     assert pairs[0]["image_id"] == "coco/000000000100"
     assert pairs[0]["pair_id"] == "coco-karpathy/0"
@@ -254,8 +253,7 @@ def test_a_fold_is_a_thousand_test_images(make: Make) -> None:
         shutil.rmtree(root / "val2014")
         shutil.rmtree(root / "train2014")
 
-    folds = column(make("coco-karpathy", prepare=many), PAIRS, "fold")
-    assert folds == [0] * 2000 + [1] * 2
+    assert column(make("coco-karpathy", prepare=many), PAIRS, "fold") == [0] * 2000 + [1] * 2
 
 
 FLICKR_LINES = {
@@ -482,8 +480,7 @@ def test_columns_that_fit_twice_have_to_be_named(
 
     make("hf", prepare=more, status=2)
     assert "caption, text; name one with --text-column" in capsys.readouterr().err
-    out = make("hf", "--text-column", "text")
-    assert column(out, PAIRS, "text") == ["a", "b", "c"]
+    assert column(make("hf", "--text-column", "text"), PAIRS, "text") == ["a", "b", "c"]
 
 
 def test_laion_s_nan_is_null(make: Make) -> None:
@@ -619,8 +616,7 @@ def coco_val_ids(path: Path) -> str:
 
 
 def test_images_are_excluded_by_any_of_their_names(make: Make, tmp_path: Path) -> None:
-    names = coco_val_ids(tmp_path / "test.txt")
-    out = make("coco", "--exclude", names)
+    out = make("coco", "--exclude", coco_val_ids(tmp_path / "test.txt"))
     assert read_table(out, PAIRS).num_rows == 0  # one by its id, the other by its photo's
     excluded = [r for r in read_table(out, REJECTS).to_pylist() if r["stage"] == "exclude"]
     assert {row["reason"] for row in excluded} == {"excluded"}

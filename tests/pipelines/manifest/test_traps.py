@@ -199,8 +199,7 @@ def test_vcr_takes_no_nan_and_draws_its_tags(tmp_path: Path, image: Image) -> No
     for name in ("val-0", "val-1"):
         write(root / f"vcr1images/m/{name}@1.jpg", image(40, 30))
         write_json(root / f"vcr1images/m/{name}@1.json", METADATA)
-    broken = json.dumps(METADATA).replace("0.9]", "NaN]")
-    write(root / "vcr1images/m/val-1@1.json", broken)
+    write(root / "vcr1images/m/val-1@1.json", json.dumps(METADATA).replace("0.9]", "NaN]"))
     out = made("vcr", root)
     assert {row["image_id"] for row in rows(out, CHOICES)} == {"vcr/val-0"}
     assert reasons(out) == [("val.jsonl:1", "bad_row")]

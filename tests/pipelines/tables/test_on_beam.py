@@ -29,8 +29,7 @@ def test_workers_of_a_runner_write_the_same_bytes(
 ) -> None:
     rows = [pair(n % 4, f"i{n % 3}", score=n / 6) for n in range(6)]
     images = [image(f"i{n}", bytes([n])) for n in range(3)]
-    tables = {PAIRS: [rows[:2], rows[2:4], rows[4:]], IMAGES: [images]}
-    source = folder(tmp_path / "in", tables)
+    source = folder(tmp_path / "in", {PAIRS: [rows[:2], rows[2:4], rows[4:]], IMAGES: [images]})
     (tmp_path / "ids").write_text("i1\n")
     flags = [str(tmp_path / "ids") if word == "IDS" else word for word in words[1:]]
     inputs = [source, source] if words == ["concat"] else [source]

@@ -99,8 +99,7 @@ def test_a_list_on_the_web_of_archives_on_the_web(
 ) -> None:
     server.files["/warc.paths.gz"] = paths_list(tmp_path / "warc.paths.gz").read_bytes()
     flags = ["--base", server.url, "--allow-address", LOCAL]
-    out = run(tmp_path / "out", "--warc", f"@{server.url}/warc.paths.gz", *flags)
-    assert ids(out) == whole
+    assert ids(run(tmp_path / "out", "--warc", f"@{server.url}/warc.paths.gz", *flags)) == whole
 
 
 def test_one_archive_on_the_web(server: FileServer, crawl: Path, tmp_path: Path) -> None:

@@ -384,8 +384,7 @@ def test_rejected_images_are_shown_next_to_kept_ones(
         (f"{SITE}2.png", blank.getvalue(), "image/png"),
     ]
     assert run(archive(tmp_path / "a.warc.gz", lines), tmp_path / "out") == 0
-    shown = json.loads((tmp_path / "out" / "report.json").read_text())
-    (rejected,) = shown["rejected"]
+    (rejected,) = json.loads((tmp_path / "out" / "report.json").read_text())["rejected"]
     assert (rejected["reason"], rejected["detail"]) == ("blank_image", "320x330")
     assert rejected["url"] == f"{SITE}2.png" and rejected["picture"].startswith("data:image/jpeg")
     report = (tmp_path / "out" / "report.html").read_text()

@@ -64,8 +64,7 @@ def write_table(path: Path, names: Sequence[str], values: Sequence[Sequence[Any]
     elif path.suffix == ".csv":
         pc.write_csv(table, path)
     else:
-        lines = [names, *values]
-        path.write_text("".join("\t".join(line) + "\n" for line in lines))
+        path.write_text("".join("\t".join(line) + "\n" for line in [names, *values]))
     return path
 
 
@@ -93,8 +92,7 @@ def test_a_finished_output_is_a_table_too(images: Path, tmp_path: Path) -> None:
 
 def test_images_come_from_an_index_too(images: Path, tmp_path: Path) -> None:
     """Only its records of the archive are read; a table has none."""
-    index = index_of(tmp_path, ["p1.jpg"])
-    (tmp_path / "cdx").write_text(index)
+    (tmp_path / "cdx").write_text(index_of(tmp_path, ["p1.jpg"]))
     table = write_table(tmp_path / "t.csv", ("url", "text", "page_url"), ROWS)
     flags = ["--index", str(tmp_path / "cdx"), "--base", str(tmp_path)]
     assert run(tmp_path / "out", "--table", str(table), *flags) == 0

@@ -101,8 +101,7 @@ def describe_archive(warc: Path) -> bytes:
     ):
         url = record.headers["WARC-Target-URI"]
         head = record.http_headers
-        body = record.reader.read()
-        html = body if "html" in (head.get("Content-Type") or "") else None
+        html = record.reader.read() if "html" in (head.get("Content-Type") or "") else None
         described = describe(url, html, status=str(head.status_code), headers=dict(head.items()))
         parts += [wat_record(url, describe(url, None, kind="request")), wat_record(url, described)]
     return b"".join(parts)

@@ -193,8 +193,7 @@ def test_regions_of_many_images() -> None:
         assert [batch.table and batch.table["image_id"].to_pylist() for batch in batches] == [
             *(["a"], None, ["b"])
         ]
-        rejects = [row.index for batch in batches for row in batch.rejects]
-        assert rejects == [1, 2, 3]
+        assert [row.index for batch in batches for row in batch.rejects] == [1, 2, 3]
         assert client.regions(images)["image_id"].to_pylist() == ["a", "b"]
         with pytest.raises(ServiceError, match="no image has a row: unreadable_image"):
             client.regions([b"1", b"2", b"3"])

@@ -148,8 +148,7 @@ def test_a_shard_lists_the_places_of_its_values(tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_written_anew_takes_no_places_along(tmp_path: Path) -> None:
-    path = write_images(tmp_path / "one", GROUPS)
-    table = pq.read_table(path, partitioning=None)
+    table = pq.read_table(write_images(tmp_path / "one", GROUPS), partitioning=None)
     pq.write_table(table.take([4, 2, 0, 1, 3]), tmp_path / "other.parquet", compression="none")
     assert KEY.encode() not in pq.read_metadata(tmp_path / "other.parquet").metadata
     reader = ImageReader(tmp_path / "other.parquet")

@@ -119,8 +119,7 @@ def test_any_status_is_an_answer(status: int) -> None:
 def test_redirects_are_given_back(location: str, target: str | None) -> None:
     reply = f"HTTP/1.1 302 x\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
     with serving(sends(reply)) as server, Client(SETTINGS) as client:
-        url = f"http://127.0.0.1:{server.port}/d/"
-        (answer,) = fetch(client, [Request(url=url)])
+        (answer,) = fetch(client, [Request(url=f"http://127.0.0.1:{server.port}/d/")])
         assert answer.failure is None and len(server.heads) == 1
         assert answer.location == (target and target.format(port=server.port))
 
@@ -343,8 +342,7 @@ def test_limits_of_a_request_are_exact() -> None:
 
 def test_connections_are_kept_and_cookies_are_not() -> None:
     with serving(sends(ok(b"hello", "Set-Cookie: a=b"))) as server, Client(SETTINGS) as client:
-        url = f"http://127.0.0.1:{server.port}/"
-        fetch(client, [Request(url=url)] * 5)
+        fetch(client, [Request(url=f"http://127.0.0.1:{server.port}/")] * 5)
         assert (server.num_connections, len(server.heads)) == (1, 5)
         assert not any("cookie" in head.lower() for head in server.heads)
         assert "User-Agent: vlmill/0.2.0 (+tests@example.org)" in server.heads[0]
@@ -394,8 +392,7 @@ def test_files_and_connections_are_given_back() -> None:
 def test_no_more_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with serving(sends(ok())) as server, Client(SETTINGS) as client:
-        url = f"http://127.0.0.1:{server.port}/"
-        client.start(Request(url=url))
+        client.start(Request(url=f"http://127.0.0.1:{server.port}/"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             with pytest.raises(OSError, match="Too many open files"):

@@ -30,8 +30,7 @@ NUMBERS = Numbers(
 
 
 def test_tallies_as_numbers() -> None:
-    shown = Numbers(pages=5, pictures=4, pairs=6, bytes=10)
-    assert shown + count_tallies(TALLIES) == NUMBERS
+    assert Numbers(pages=5, pictures=4, pairs=6, bytes=10) + count_tallies(TALLIES) == NUMBERS
     assert count_tallies({}) == count_rejects({}) == Numbers()
 
 

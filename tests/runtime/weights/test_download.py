@@ -80,8 +80,7 @@ def test_a_killed_download_continues(web: FileServer, tmp_path: Path) -> None:
     child.wait()
     done, asked = part.stat().st_size, len(web.asked)
     assert 0 < done < len(CONTENT)
-    path = download_file(location(web), allowed=ALLOWED)
-    assert path.read_bytes() == CONTENT
+    assert download_file(location(web), allowed=ALLOWED).read_bytes() == CONTENT
     first = int(web.asked[asked][1].removeprefix("bytes=").partition("-")[0])
     assert first == done and sorted(p.name for p in folder.iterdir()) == [".lock", "weights.pth"]
 
