@@ -73,8 +73,8 @@ def write_shard(job: Job, unit: Unit) -> Result:
     else:
         images = (image_row(pair.image, data) for pair, _, data in with_bytes)
         shards.append(write_rows(job, IMAGES, unit.number, images))
-    rejects = sorted_rows([rejects_path], unit.number)
-    stream = heapq.merge(ordered_rows(job, "rejects", unit), rejects)
+    own_rejects = sorted_rows([rejects_path], unit.number)
+    stream = heapq.merge(ordered_rows(job, "rejects", unit), own_rejects)
     rejects = (rows.decode_reject(line) for line, _ in stream)
     shards.append(write_rows(job, REJECTS, unit.number, examples.collect(rejects)))
     return Result(
