@@ -247,7 +247,7 @@ class ShardByteRanges:
     def _unpack(self, name: str) -> tuple[Sizes, Offsets, Offsets]:
         """Returns sizes and gaps of a column, and each row group's first gap."""
         try:
-            if self._rows[-1] > MAX_ROWS:
+            if min(self._rows) < 0 or self._rows[-1] > MAX_ROWS:
                 raise ValueError(f"{self._rows[-1]} rows")
             sizes = _decode_numbers(self._listed[name]["sizes"], "<i4", self._rows[-1])
             filled = np.concatenate([[0], np.cumsum(sizes > 0)])

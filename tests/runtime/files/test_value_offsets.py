@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vlmill.runtime.files.growing import GrowingFile
@@ -294,6 +294,7 @@ def test_places_that_cannot_be_read_are_named(tmp_path: Path, said: str) -> None
     places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4),
     values=st.lists(st.integers(0, 255), min_size=4, max_size=4),
 )
+@example(places=[0.642578125], values=[1, 0, 0, 0])  # a number of rows below 0
 def test_whatever_a_page_holds_no_place_is_outside(
     tmp_path_factory: pytest.TempPathFactory, places: list[float], values: list[int]
 ) -> None:
