@@ -95,7 +95,7 @@ test-nightly: $(READY) ## what make test leaves to one of its kind: more kills, 
 # stores, training and its checkpoints. Needs 8 GB of disk (most of it PyTorch's libraries of CUDA),
 # 310 CPU seconds for the tests, and without uv's cache a download of 3 GB.
 NEWEST := build/newest
-NEWEST_TESTS := $(addprefix tests/,models/test_probes.py models/layers models/convert models/detector/test_folded.py \
+NEWEST_TESTS := $(addprefix tests/,models/test_probes.py models/layers models/convert models/detector/test_fused_stages.py \
 	models/detector/test_operators.py train/devices train/optim train/checkpoints train/run/test_job.py train/run/test_updates.py \
 	runtime/test_pipes.py runtime/units/launch/test_options.py runtime/files runtime/readers runtime/service runtime/net/test_client.py runtime/weights runtime/units/test_run.py \
 	extract/detect/test_predict.py extract/formats/test_import_export.py extract/images/test_resize.py inference/load/test_load.py \

@@ -23,7 +23,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, result_line
 from worlds.certificates import write_certificate
 from worlds.host_kinds import KINDS
 from worlds.host_server import MANY, Served, serve_site
@@ -191,21 +191,14 @@ def lists(folder: Path, served: Served, options: argparse.Namespace) -> Iterator
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a line of JSON for each result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--urls", type=int, help="number of URLs in the list, and of the smallest list of --growth"
-    )
-    parser.add_argument("--rounds", type=int, help="rounds to measure; the best counts")
-    parser.add_argument(
-        "--growth", type=int, help="largest multiple of --urls to measure: 1, 4 or 16"
-    )
-    parser.add_argument(
-        "--lines", type=int, help="lines of a long list; it has 2.5 times as many duplicates"
-    )
-    parser.add_argument(
-        "--connections", type=int, default=64, help="simultaneous requests (default: 64)"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        urls="number of URLs in the list, and of the smallest list of --growth",
+        rounds="rounds to measure; the best counts",
+        growth="largest multiple of --urls to measure: 1, 4 or 16",
+        lines="lines of a long list; it has 2.5 times as many duplicates",
+        connections=(64, "simultaneous requests"),
     )
     parser.add_argument(
         "--img2dataset", metavar="PYTHON", help="Python interpreter that has img2dataset"

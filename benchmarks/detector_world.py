@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from proof.runs import DIRECTIONS, Figures, Job
 from proof.runs import run as trained_and_ranked
 from proof.summary import retrieval_lines
 from proof.tables import ArmTables, WorldTables
-from shell import parse_form, result_line
+from shell import add_counts, add_output, parse_form, print_lines, result_line
 from worlds import World, write_boxes
 
 from vlmill.extract import cli as extract_rois
@@ -162,44 +163,27 @@ def run(arguments: Sequence[str]) -> int:
     for name, regions in places.items():
         figures[name] = trained_and_ranked(job_of(tables, name, regions, args.seed, args.steps))
         lines += retrieval_lines(figures[name], oracles)
-    for line in [*lines, *beside(figures)]:
-        print(json.dumps(line))
+    print_lines([*lines, *beside(figures)])
     return 0
 
 
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/detector_world.py", description=__doc__)
-    p.add_argument(
-        "--output",
-        type=Path,
-        default=Path("build/detector-world"),
-        metavar="DIR",
-        help="folder to write or continue (default: build/detector-world)",
+    add_output(p, "build/detector-world")
+    add_counts(
+        p,
+        pairs="pairs to train on",
+        held_out="pairs to rank",
+        detector_steps="training steps of the detector, of 8 images",
+        validation="held-out scenes on which the detector is measured",
+        steps="training steps of the recipe",
     )
-    p.add_argument("--pairs", type=int, metavar="N", help="pairs to train on")
-    p.add_argument("--held-out", type=int, metavar="N", help="pairs to rank")
-    p.add_argument(
-        "--detector-steps",
-        type=int,
-        metavar="N",
-        help="training steps of the detector, of 8 images",
-    )
-    p.add_argument(
-        "--validation",
-        type=int,
-        metavar="N",
-        help="held-out scenes on which the detector is measured",
-    )
-    p.add_argument("--steps", type=int, metavar="N", help="training steps of the recipe")
-    p.add_argument("--seed", type=int, default=0, help="seed of the recipe (default: 0)")
+    add_counts(p, seed=(0, "seed of the recipe"))
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,12 +12,9 @@ other work too.
 Images are the first ones of $VLMILL_DATA/coco, or generated ones without that folder.
 """
 
-import argparse
 import dataclasses
 import io
-import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -25,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +33,13 @@ import numpy as np
 import torch
 from peers import public_extractor
 from PIL import Image
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, peak_gb, print_line, timed
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import CPU_ROI_CHUNK, extract_regions
-from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import in_stored_type, make_outcomes, stored_tensors
+from vlmill.extract.detect.rows import Query, in_stored_type, make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.images.decode import decode
@@ -168,12 +165,8 @@ def write(row: RegionRow, spec: DetectorConfig, config: ExtractConfig, folder: P
 def gemm_rate(dtype: torch.dtype = torch.float32) -> float:
     """GFLOP per CPU second of a matrix product."""
     matrix = torch.randn(GEMM_SIDE, GEMM_SIDE).to(dtype)
-    times = []
-    for _ in range(GEMM_ROUNDS):
-        start = time.process_time()
-        matrix @ matrix
-        times.append(time.process_time() - start)
-    return 2 * GEMM_SIDE**3 / min(times) / 1e9
+    seconds, _ = timed(lambda: matrix @ matrix, GEMM_ROUNDS)
+    return 2 * GEMM_SIDE**3 / seconds / 1e9
 
 
 def photos(count: int) -> list[bytes]:
@@ -212,16 +205,6 @@ def difference(row: RegionRow, regions: public_extractor.Regions, scale: float) 
     assert row.features is not None and row.boxes.shape == boxes.shape
     pairs = ((row.boxes, boxes), (row.features, features))
     return float(np.max([abs(a - b).max() / abs(b).max() for a, b in pairs]))  # NaN stays NaN
-
-
-def line(name: str, value: float, unit: str, **more: float | None) -> None:
-    """One result."""
-    print(json.dumps(result_line(name, value, unit, **more)), flush=True)
-
-
-def peak_gb() -> float:
-    """The largest resident memory of this process so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def measure(
@@ -263,26 +246,22 @@ def report(name: str, best: Sequence[Round], gemm: float) -> float:
     for part in best[0].seconds:
         seconds = sum(r.seconds[part] for r in best)
         done = sum(r.operations.get(part, 0) for r in best) / 1e9
-        line(f"{name}/{part}", seconds / count, "CPU s/image", share=seconds / total)
+        print_line(f"{name}/{part}", seconds / count, "CPU s/image", share=seconds / total)
         if done / seconds > 1:
             rate = done / seconds
             fraction = rate / gemm
-            line(
-                f"{name}/{part}/rate",
-                rate,
-                "GFLOP/CPU s",
-                limit=gemm,
-                fraction_of_limit=fraction,
+            print_line(
+                f"{name}/{part}/rate", rate, "GFLOP/CPU s", limit=gemm, fraction_of_limit=fraction
             )
     done = sum(sum(r.operations.values()) for r in best) / 1e9
-    line(
+    print_line(
         f"{name}/rate",
         done / total,
         "GFLOP/CPU s",
         limit=gemm,
         fraction_of_limit=done / total / gemm,
     )
-    line(f"{name}/wall", count / sum(r.wall for r in best), "images/s")
+    print_line(f"{name}/wall", count / sum(r.wall for r in best), "images/s")
     return total / count
 
 
@@ -306,9 +285,9 @@ def compare(
         worst = float(np.maximum(worst, difference(row, theirs, image.scale)))
         print(f"{len(theirs.boxes)} proposals, {len(row.boxes)} regions", file=sys.stderr)
     peer = seconds / len(images)
-    line(f"{name}/difference", worst, "of the largest value", limit=TOLERANCE)
+    print_line(f"{name}/difference", worst, "of the largest value", limit=TOLERANCE)
     assert worst <= TOLERANCE, "the outputs differ"
-    line(f"{name}/picture", 1 / own, "images/CPU s", peer=1 / peer, ratio=peer / own)
+    print_line(f"{name}/picture", 1 / own, "images/CPU s", peer=1 / peer, ratio=peer / own)
 
 
 def compare_precisions(
@@ -327,27 +306,21 @@ def compare_precisions(
         for _ in range(rounds):
             gemm = max(gemm, gemm_rate(torch.bfloat16))
             for kind, own in configs.items():
-                start = time.process_time()
-                extract_regions("picture", data, detector, own)
-                times[kind].append(time.process_time() - start)
+                spent, _ = timed(partial(extract_regions, "picture", data, detector, own))
+                times[kind].append(spent)
         for kind, tried in times.items():
             seconds[kind] += min(tried)
     exact, fast = (seconds[kind] / len(images) for kind in configs)
-    line(f"{name}/fast", 1 / fast, "images/CPU s", peer=1 / exact, ratio=exact / fast)
+    print_line(f"{name}/fast", 1 / fast, "images/CPU s", peer=1 / exact, ratio=exact / fast)
     rate = operations / len(images) / fast / 1e9
-    line(f"{name}/fast/rate", rate, "GFLOP/CPU s", limit=gemm, fraction_of_limit=rate / gemm)
+    print_line(f"{name}/fast/rate", rate, "GFLOP/CPU s", limit=gemm, fraction_of_limit=rate / gemm)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--arch", choices=ARCHITECTURES, default="r101")
-    parser.add_argument("--images", type=int, metavar="N", help="images to extract")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
-    )
+    add_counts(parser, images="images to extract", rounds="rounds to measure; the fastest counts")
     arguments = parse_form(parser, argv, short=SHORT, full=FULL)
     config = ExtractConfig(storage=Storage(dtype="float32"))
     images = photos(arguments.images)
@@ -355,13 +328,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     detector = open_detector(ARCHITECTURES[arguments.arch], None)
     best, rows, gemm = measure(images, arguments.rounds, detector, config)
     own = report(name, best, gemm)
-    line(f"{name}/peak_rss", peak_gb(), "GB")
+    print_line(f"{name}/peak_rss", peak_gb(), "GB")
     operations = sum(sum(of_image.operations.values()) for of_image in best)
     compare_precisions(name, images, operations, arguments.rounds, detector, config)
     plain = FasterRCNN(detector.model.config).requires_grad_(False).eval()
     randomise(plain, 0)
     compare(name, images, rows, own, arguments.rounds, plain, config)
-    line(f"{name}/peer_peak_rss", peak_gb(), "GB")
+    print_line(f"{name}/peer_peak_rss", peak_gb(), "GB")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ latter part is divided by ``accumulation=N``.
     python benchmarks/finetuning.py --full --official vilbert=../vilbert_beta vl-bert=../VL-BERT
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -29,12 +28,11 @@ from pathlib import Path
 
 import torch
 from peers.choices import vcr_work, write_choices
-from peers.official_choices import CHOICE_PEERS
-from peers.official_models import Step, official_checkout
-from peers.official_tasks import TASK_PEERS, step_of
+from peers.official_models import Step, add_official
+from peers.official_tasks import CHOICE_PEERS, TASK_PEERS, step_of
 from peers.own_process import Apart, Timing, measure, timed
 from peers.questions import PreparedStep, prepared_step, write_questions
-from shell import parse_form, result_line
+from shell import add_choices, add_counts, new_parser, parse_form, result_line
 from torch import Tensor, nn
 
 from vlmill.runtime.console.memory import keep_freed_memory
@@ -160,34 +158,11 @@ def kept_bytes(prepared: PreparedStep) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        choices=MODELS,
-        default=list(MODELS),
-        help="models to measure (default: all)",
-    )
-    parser.add_argument(
-        "--tasks",
-        nargs="+",
-        choices=RECIPES,
-        default=list(RECIPES),
-        help="tasks to measure (default: all)",
-    )
-    parser.add_argument(
-        "--official",
-        nargs="*",
-        type=partial(official_checkout, known=TASK_PEERS),
-        default=[],
-        metavar="MODEL=DIR",
-        help="checkouts of the official code, to measure as well",
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
-    )
+    parser = new_parser(__doc__)
+    add_choices(parser, "--models", MODELS)
+    add_choices(parser, "--tasks", RECIPES)
+    add_official(parser, TASK_PEERS)
+    add_counts(parser, rounds="rounds to measure; the median counts")
     parser.add_argument(
         "--questions",
         type=int,

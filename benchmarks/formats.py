@@ -10,24 +10,21 @@ counted: the seconds are those of all images less those of the first 16, for bot
     python benchmarks/formats.py --full
 """
 
-import argparse
 import base64
 import contextlib
 import hashlib
 import io
-import json
 import os
 import shutil
 import tempfile
-import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_lines, result_line, timed
 
 from vlmill.extract.formats.export_file import export_file
 from vlmill.extract.formats.folders import walk_files
@@ -81,13 +78,6 @@ def write_regions(folder: Path, images: int) -> Path:
     assert writer.shard is not None
     write_manifest(folder, [writer.shard], job="benchmark", settings={})
     return folder
-
-
-def cpu_seconds(work: Callable[[], Any]) -> float:
-    """Returns the CPU seconds, of user and system, of a function."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def read_all(files: Sequence[Path], *, checked: bool) -> None:
@@ -191,8 +181,8 @@ class Files:
                 shutil.rmtree(path, ignore_errors=True)
             self.output.parent.mkdir()
             for step, work in (("export", self.run_export), ("import", self.run_import)):
-                seconds.setdefault(step, []).append(cpu_seconds(work))
-                limit = cpu_seconds(partial(self.do_least, step))
+                seconds.setdefault(step, []).append(timed(work)[0])
+                limit, _ = timed(partial(self.do_least, step))
                 seconds.setdefault(f"{step} limit", []).append(limit)
         return {step: min(values) for step, values in seconds.items()}
 
@@ -235,14 +225,11 @@ def measure(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--images", type=int, metavar="N", help="images, each with 36 boxes x 2048 (0.3 MB)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the best counts"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        images="images, each with 36 boxes x 2048 (0.3 MB)",
+        rounds="rounds to measure; the best counts",
     )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     args = parse_form(parser, argv, short=SHORT, full=FULL)
@@ -253,8 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with tempfile.TemporaryDirectory(dir=name) as folder:
                 with contextlib.redirect_stderr(io.StringIO()):
                     lines = measure(format_, sources, Path(folder), args.images, args.rounds)
-                for line in lines:
-                    print(json.dumps(line), flush=True)
+                print_lines(lines)
 
 
 if __name__ == "__main__":

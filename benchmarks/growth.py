@@ -9,9 +9,7 @@ them. ``opens_an_archive`` of the table for 90,000 is computed from the numbers 
     python benchmarks/growth.py --full
 """
 
-import argparse
 import gzip
-import json
 import math
 import os
 import sys
@@ -25,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shell import parse_form, result_line
+from shell import new_parser, parse_form, print_line
 from worlds.web import Web, page_records
 
 from vlmill.pipelines.rules import WebPairRules
@@ -158,9 +156,7 @@ def month_opens() -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--archives", type=int, nargs="+", metavar="N", help="numbers of archives to measure"
     )
@@ -173,20 +169,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         where = MEMORY_DISK if MEMORY_DISK.is_dir() else None
         with tempfile.TemporaryDirectory(dir=where) as name:
             figures[number] = run_steps(Path(name), number, meter)
-        line = result_line(
+        print_line(
             f"web_pairs/growth/{number}",
             round(sum(step["cpu_s"] for step in figures[number].values()), 2),
             "CPU s",
             archives=number,
             steps=figures[number],
         )
-        print(json.dumps(line), flush=True)
     totals = {
         number: {name: sum(step[name] for step in steps.values()) for name in FIGURES}
         | {"peak_mb": max(step["peak_mb"] for step in steps.values())}
         for number, steps in figures.items()
     }
-    line = result_line(
+    print_line(
         "web_pairs/growth",
         exponents({number: {"all": total} for number, total in totals.items()}, "all")["cpu_s"]
         or 0,
@@ -196,7 +191,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         opens_an_archive=month_opens(),
         load=round(os.getloadavg()[0], 1),
     )
-    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

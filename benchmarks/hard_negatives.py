@@ -11,12 +11,8 @@ in any order.
     python benchmarks/hard_negatives.py --full --pairs captions.parquet --text-column caption
 """
 
-import argparse
 import gc
-import json
-import resource
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, peak_gb, print_line, timed
 from sklearn.neighbors import NearestNeighbors
 from sparse_dot_topn import sp_matmul_topn
 
@@ -42,6 +38,7 @@ TOP, RULES = 30, Rules(30, 1, 2)
 WORDS, TOPICS, TOPIC_WORDS = 50_000, 2_600, 45
 PEER_QUERIES = 200
 POSTING_BYTES = 20
+TRIES = 3  # of reading memory; the fastest counts
 MOST_COMPARED = 200_000  # captions: above, peers take minutes
 SHORT: dict[str, Any] = {"captions": [50_000, 200_000], "queries": 20_000}
 FULL: dict[str, Any] = {"captions": [50_000, 200_000, 1_000_000, 3_300_000], "queries": 50_000}
@@ -100,33 +97,26 @@ def prepared(counts: sparse.csr_array, folder: Path) -> tuple[Bags, Part]:
     return map_arrays(folder / "bags", Bags), map_arrays(folder / "part", Part)
 
 
-def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """A function's result and its CPU seconds."""
-    start = time.process_time()
-    result = function()
-    return result, time.process_time() - start
-
-
 def measure(num: int, queries: int, source: Source | None) -> tuple[float, Counted]:
     """(seconds a query, captions and lists) of ``queries`` neighbouring ones among ``num``."""
     with tempfile.TemporaryDirectory() as folder:
         if source is None:
             counts = counts_of(num, seed=7)
-            (bags, part), seconds = timed(lambda: prepared(counts, Path(folder)))
+            seconds, (bags, part) = timed(lambda: prepared(counts, Path(folder)))
         else:
             made = partial(prepare, source, Path(folder), NegativeRules(), num)
-            (bags, part), seconds = timed(made)
+            seconds, (bags, part) = timed(made)
             counts = counts_from(bags)
         name, index_seconds = f"hard_negatives/{num}", seconds
         count = min(queries, num)
         first = (num - count) // 2
         lists = np.empty((count, TOP), np.int32), np.empty((count, TOP))
         arguments = (bags, part, RULES, first)
-        (postings, looked_up), seconds = timed(lambda: search(*arguments, np.zeros(count), lists))
+        seconds, (postings, looked_up) = timed(lambda: search(*arguments, np.zeros(count), lists))
         limit = postings * POSTING_BYTES / read_rate(part) + looked_up / row_rate(part)
         members, numbers = np.array(bags.members[first : first + count]), lists[0]
-    line(f"{name}/index", num / index_seconds, "captions/CPU s")
-    line(
+    print_line(f"{name}/index", num / index_seconds, "captions/CPU s")
+    print_line(
         f"{name}/search",
         count / seconds,
         "queries/CPU s",
@@ -136,7 +126,7 @@ def measure(num: int, queries: int, source: Source | None) -> tuple[float, Count
         postings=postings / count,
         rows=looked_up / count,
     )
-    line(f"{name}/peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB")
+    print_line(f"{name}/peak_rss", peak_gb(), "GB")
     return seconds / count, (counts, np.column_stack([members, numbers]))
 
 
@@ -161,20 +151,15 @@ def compile_all() -> None:
 def read_rate(part: Part) -> float:
     """Bytes a CPU second at which the signatures of all postings are read in order."""
     arrays = [np.array(bits) for bits in (part.bits0, part.bits1, part.bits2)]
-    seconds = least(lambda: [array.sum(dtype=np.uint32) for array in arrays])
+    seconds, _ = timed(lambda: [array.sum(dtype=np.uint32) for array in arrays], TRIES)
     return float(sum(array.nbytes for array in arrays) / seconds)
 
 
 def row_rate(part: Part) -> float:
     """Rows a CPU second that are read in any order."""
     places = np.random.default_rng(0).integers(0, len(part.rows), 500_000)
-    seconds = least(lambda: part.rows.take(places, axis=0))
+    seconds, _ = timed(lambda: part.rows.take(places, axis=0), TRIES)
     return float(places.size / seconds)
-
-
-def least(function: Callable[[], Any]) -> float:
-    """The least CPU seconds of three calls."""
-    return min(timed(function)[1] for _ in range(3))
 
 
 def unit_vectors(counts: sparse.csr_array) -> sparse.csr_array:
@@ -229,7 +214,7 @@ def compare(num: int, seconds: float, counts: sparse.csr_array, lists: Array) ->
     vectors = unit_vectors(counts)
     chosen = lists[:: max(1, len(lists) // PEER_QUERIES)][:PEER_QUERIES]
     for name, peer in (("sklearn", with_sklearn), ("sparse_dot_topn", with_topn)):
-        answer, peer_seconds = timed(partial(until_enough, peer, vectors, chosen[:, 0]))
+        peer_seconds, answer = timed(partial(until_enough, peer, vectors, chosen[:, 0]))
         for caption, *numbers in chosen.tolist():
             own = np.array([k for k in numbers if k >= 0], np.int64)
             cosines = np.sort((vectors[own] @ vectors[[caption]].T).toarray().ravel())[::-1]
@@ -238,7 +223,7 @@ def compare(num: int, seconds: float, counts: sparse.csr_array, lists: Array) ->
             assert abs(own.size - answer[caption].size) <= np.count_nonzero(cosines > 0.5 - 1e-8)
         rate = 1 / seconds
         peer_rate = len(chosen) / peer_seconds
-        line(
+        print_line(
             f"hard_negatives/{num}/against_{name}",
             rate,
             "queries/CPU s",
@@ -247,20 +232,13 @@ def compare(num: int, seconds: float, counts: sparse.csr_array, lists: Array) ->
         )
 
 
-def line(name: str, value: float, unit: str, **more: Any) -> None:
-    """Prints a result."""
-    print(json.dumps(result_line(name, value, unit, **more)), flush=True)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--captions", type=int, nargs="+", metavar="N", help="numbers of captions to measure"
     )
-    parser.add_argument("--queries", type=int, metavar="N", help="queries to search at each size")
+    add_counts(parser, queries="queries to search at each size")
     parser.add_argument(
         "--pairs", metavar="TABLE", help="table of captions to use instead of generated ones"
     )
@@ -280,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = np.log(list(seconds))
     if sizes.size > 1:
         growth = np.polyfit(sizes, np.log(list(seconds.values())), 1)[0]
-        line("hard_negatives/growth", 1 + float(growth), "exponent of all queries", limit=1.6)
+        print_line("hard_negatives/growth", 1 + float(growth), "exponent of all queries", limit=1.6)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ pass. Then bad images go through the process of ``web_pairs``: hostile ones, and
 were cut or changed; memory before and after. Last, photographs in this process and in that one.
 """
 
-import argparse
-import json
 import os
 import random
 import statistics
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_lines, result_line
 from worlds.hostile_images import AT_LIMITS, IMAGES, photograph
 
 from vlmill.pipelines.web.pages.images import Examiner, examine_image, open_examiner
@@ -168,12 +166,13 @@ def photograph_lines(images: Sequence[bytes], rounds: int) -> Iterator[dict[str,
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the results as lines of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        kinds="kinds of hostile images to measure",
+        bad="number of bad images",
+        rounds="rounds over the photographs",
     )
-    parser.add_argument("--kinds", type=int, help="kinds of hostile images to measure")
-    parser.add_argument("--bad", type=int, help="number of bad images")
-    parser.add_argument("--rounds", type=int, help="rounds over the photographs")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     photographs = [photograph("JPEG", side) for side in range(400, 1_000, 5)]
     for lines in (
@@ -184,8 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         bad_image_lines(options.bad),
         photograph_lines(photographs, options.rounds),
     ):
-        for line in lines:
-            print(json.dumps(line), flush=True)
+        print_lines(lines)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ A finished run is not repeated, a killed one continues: OUTPUT/results holds the
 OUTPUT/runs the rest. On a GPU where there is one.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 # The products are small: threads cost twice the CPU time and save none.
@@ -37,7 +37,7 @@ from proof.runs import Figures, Job, run_all
 from proof.side_by_side import add_jobs, failed
 from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
-from shell import parse_form
+from shell import add_output, parse_form, print_lines
 
 from vlmill.runtime.console.command import Parser, int_at_least, run_command
 from vlmill.runtime.files.atomic import write_text
@@ -82,8 +82,7 @@ def report(jobs: Sequence[Job], oracles: Oracles, output: Path, processes: int) 
             failed(job, result)
             continue
         results[job.name] = result
-        for line in (*retrieval_lines(result, oracles), *probe_lines(result), *other_lines(result)):
-            print(json.dumps(line), flush=True)
+        print_lines((*retrieval_lines(result, oracles), *probe_lines(result), *other_lines(result)))
     ordered = [results[job.name] for job in jobs if job.name in results]
     if ordered:
         text = table(ordered)
@@ -129,13 +128,7 @@ def _names(text: str) -> list[str]:
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/learning.py", description=__doc__)
-    p.add_argument(
-        "--output",
-        type=Path,
-        default=Path("build/learning"),
-        metavar="DIR",
-        help="folder to write or continue (default: build/learning)",
-    )
+    add_output(p, "build/learning")
     p.add_argument(
         "--ablations", action="store_true", help="run the grid of ablations (hours with --full)"
     )
@@ -158,10 +151,7 @@ def parser() -> Parser:
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

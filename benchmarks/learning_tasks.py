@@ -24,12 +24,11 @@ the full one two or three things in five colours and four shapes, so that an arm
 there; --list says what is, and trains nothing. A run that was killed continues: OUTPUT/runs.
 """
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # The products are small: threads cost twice the CPU time and save none.
@@ -40,12 +39,12 @@ from proof.arms import Arm, base_arms
 from proof.box_arms import BOX_TASKS, box_arms
 from proof.class_arms import class_arms, short_class_arms
 from proof.side_by_side import add_jobs, failed
+from proof.summary import lines_of
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
 from proof.task_runs import TaskJob, finished, results, run_all
-from proof.task_summary import lines_of
 from proof.text_arms import text_arms
-from shell import parse_form
+from shell import parse_form, print_lines
 from worlds import World
 
 from vlmill.runtime.console.command import Parser, run_command
@@ -114,8 +113,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"{job.name}: done", file=sys.stderr)
     known = results(path)  # every arm's: a figure stands beside another arm's
     for job in jobs:
-        for figure in lines_of(lines[job.name], known) if job.name in lines else ():
-            print(json.dumps(figure))
+        print_lines(lines_of(lines[job.name], known) if job.name in lines else ())
     return int(len(lines) < len(jobs))
 
 
@@ -183,11 +181,7 @@ def add_places(p: Parser) -> None:
 
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
-    p = Parser(
-        prog="python benchmarks/learning_tasks.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = Parser(prog="python benchmarks/learning_tasks.py", description=__doc__)
     add_places(p)
     p.add_argument(
         "--arms",
@@ -204,10 +198,7 @@ def parser() -> Parser:
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

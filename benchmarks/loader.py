@@ -9,9 +9,7 @@ seconds leave out what other processes take of the cores.
     python benchmarks/loader.py --full
 """
 
-import argparse
 import base64
-import json
 import os
 import pickle
 import tempfile
@@ -27,7 +25,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line
 
 from vlmill.runtime.files.shards import ShardWriter, write_shard
 from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
@@ -138,10 +136,7 @@ def prepared(folder: Path, images: int, batch_size: int) -> PretrainBatches:
         prepare_samples(
             folder / "prepared",
             PreparationInputs(
-                pairs=str(folder / "pairs"),
-                images=reader,
-                tokenizer=tokenizer,
-                max_tokens=44,
+                pairs=str(folder / "pairs"), images=reader, tokenizer=tokenizer, max_tokens=44
             ),
             rejects,
         )
@@ -205,29 +200,17 @@ def line(name: str, rate: Rate, limit: Rate, peer: Rate | None, **more: Any) -> 
         "fraction_of_limit_cpu": round(rate.cpu / limit.cpu, 3),
     }
     value = round(rate.wall * gigabytes, 3)
-    print(json.dumps(result_line(f"loader/{name}", value, "GB/s", **about, **more)), flush=True)
+    print_line(f"loader/{name}", value, "GB/s", **about, **more)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--images",
-        type=int,
-        metavar="N",
-        help="images of 0.4 MB each, in LMDB 1.1 MB (500 at most)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=32,
-        metavar="N",
-        help="images per batch (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        images="images of 0.4 MB each, in LMDB 1.1 MB (500 at most)",
+        rounds="rounds to measure; the median counts",
+        batch_size=(32, "images per batchs)"),
     )
     parser.add_argument(
         "--workers",

@@ -8,7 +8,6 @@ of the job on a quarter of the rows and on all of them.
     python benchmarks/manifest.py --full
 """
 
-import argparse
 import csv
 import json
 import os
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shell import parse_form, result_line
+from shell import new_parser, parse_form, print_lines, result_line
 
 SHORT = {"cc": 100_000, "coco": 100_000, "vg": 150_000}
 FULL = {"cc": 3_318_333, "coco": 616_767, "vg": 5_408_689}
@@ -212,16 +211,13 @@ def measure(name: str, rows: int, folder: Path) -> Iterator[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a line of JSON for each result."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = new_parser(__doc__)
     for name in LAYOUTS:
         p.add_argument(f"--{name}", type=int, metavar="ROWS", help=f"rows in the layout of {name}")
     options = parse_form(p, argv, short=SHORT, full=FULL)
     for name in LAYOUTS:
         with tempfile.TemporaryDirectory(prefix="vlmill-manifest-") as folder:
-            for line in measure(name, getattr(options, name), Path(folder)):
-                print(json.dumps(line), flush=True)
+            print_lines(measure(name, getattr(options, name), Path(folder)))
     return 0
 
 

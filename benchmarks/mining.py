@@ -28,9 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from labelled_sites.build import is_held_out
-from labelled_sites.fitting import fit_weights, weights_source
 from labelled_sites.labels import Label, counts, read_labels, verdict_of, wilson
-from labelled_sites.mined import LabelledSite, Outcome, examples, mine, read_sites
+from labelled_sites.mined import (
+    LabelledSite,
+    Outcome,
+    examples,
+    fit_weights,
+    mine,
+    read_sites,
+    weights_source,
+)
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.choose import WEIGHTS

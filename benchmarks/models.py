@@ -18,7 +18,6 @@ of the recipes. ``left_out`` says which side does not compute what.
     python benchmarks/models.py --full --variants vilbert --official vilbert=../vilbert_beta
 """
 
-import argparse
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +27,10 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
-from peers.official_models import PEERS, WITH_APEX, Step, official_checkout
-from peers.own_process import Apart, Timing, measure, timed
+from peers.official_models import PEERS, WITH_APEX, Step, add_official
+from peers.own_process import PRODUCT_OPERATIONS, Apart, Timing, measure, products, timed
 from peers.works import PixelWork, RegionWork, mask_of, random_pixels, random_regions
-from shell import parse_form, result_line
+from shell import add_choices, add_counts, new_parser, parse_form, result_line
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -47,7 +46,6 @@ from vlmill.train.settings.parts import Optimizer
 
 KINDS = get_args(get_type_hints(Optimizer)["kind"])
 TINY_RATE = 1e-12  # of optimisers that are only timed
-GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 SHORT, FULL = {"rounds": 1}, {"rounds": 3}
 Work = RegionWork | PixelWork
 
@@ -249,21 +247,12 @@ def operations(model: nn.Module, work: Work, variant: str, backward: bool) -> in
     return total
 
 
-def gemm() -> None:
-    """The products that the rate is taken from."""
-    for _ in range(GEMMS):
-        LEFT @ RIGHT
-
-
-LEFT, RIGHT = torch.randn(2048, 768), torch.randn(768, 3072)
-
-
 def record(name: str, batch: int, flops: float, timings: dict[str, Timing]) -> dict[str, object]:
     """Returns the line of a case whose batch takes ``flops`` useful operations."""
     rate, ours, peer = timings["gemm"], timings["ours"], timings.get("peer")
     one_norm = timings.get("peer_one_norm")
-    limit = GEMMS * GEMM_FLOPS / rate.wall_s
-    limit_cpu = GEMMS * GEMM_FLOPS / rate.cpu_s
+    limit = PRODUCT_OPERATIONS / rate.wall_s
+    limit_cpu = PRODUCT_OPERATIONS / rate.cpu_s
     return result_line(
         name,
         round(batch / ours.wall_s, 3),
@@ -301,7 +290,7 @@ def run_variant(variant: str, official: Path | None, rounds: int, *, full: bool)
         work = make_work(case, *lengths)
         ours, peers = make_step(model, work, variant), peers_of(variant, official, work)
         works: dict[str, Callable[[], Timing]] = {
-            "gemm": partial(timed, gemm),
+            "gemm": products,
             "ours": partial(timed, partial(ours, backward)),
         }
         works |= {peer: partial(apart.step, backward) for peer, apart in peers.items()}
@@ -371,27 +360,10 @@ def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        choices=CASES,
-        default=list(CASES),
-        help="models to measure (default: all)",
-    )
-    parser.add_argument(
-        "--official",
-        nargs="*",
-        type=partial(official_checkout, known=PEERS),
-        default=[],
-        metavar="VARIANT=DIR",
-        help="checkouts of the official code, to measure as well",
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
-    )
+    parser = new_parser(__doc__)
+    add_choices(parser, "--variants", CASES)
+    add_official(parser, PEERS)
+    add_counts(parser, rounds="rounds to measure; the median counts")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     keep_freed_memory()  # as train-vl does
     official = dict(options.official)

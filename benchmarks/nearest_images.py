@@ -10,13 +10,11 @@ threads, the least of the rounds: they hold on a machine that does other work to
 """
 
 import argparse
-import json
 import os
-import resource
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 # Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
@@ -24,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import numpy.typing as npt
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, peak_gb, print_line, timed
 
 from vlmill.pipelines.nearest_images.means import IMAGES_PER_PART, Means
 from vlmill.pipelines.nearest_images.search import SPARE, Nearest, NearestIndex
@@ -55,16 +53,6 @@ def write_means(folder: Path, count: int, width: int, seed: int) -> Means:
     return Means(paths, width)
 
 
-def timed(work: Callable[[], object], rounds: int) -> float:
-    """The least CPU seconds of the rounds."""
-    seconds = []
-    for _ in range(rounds):
-        start = time.process_time()
-        work()
-        seconds.append(time.process_time() - start)
-    return min(seconds)
-
-
 def blocked(vectors: Vectors, queries: int, top: int) -> Iterator[Nearest]:
     """The peer: products of the first vectors with all, block by block, and the best so far."""
     lengths = np.einsum("nd,nd->n", vectors, vectors)
@@ -91,7 +79,7 @@ def blocked(vectors: Vectors, queries: int, top: int) -> Iterator[Nearest]:
 def product_rate(vectors: Vectors, queries: int) -> float:
     """GFLOP per CPU second of the queries' product with a block of vectors."""
     block, few = np.array(vectors[:BLOCK]), np.array(vectors[:queries])
-    seconds = timed(lambda: few @ block.T, GEMM_ROUNDS)
+    seconds, _ = timed(lambda: few @ block.T, GEMM_ROUNDS)
     rate: float = 2 * len(few) * len(block) * vectors.shape[1] / seconds / 1e9
     return rate
 
@@ -104,32 +92,24 @@ def same(ours: Sequence[Nearest], theirs: Sequence[Nearest]) -> bool:
     )
 
 
-def line(name: str, value: float, unit: str, **more: object) -> None:
-    """Prints a result."""
-    print(json.dumps(result_line(f"nearest_images/{name}", value, unit, **more)), flush=True)
-
-
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """Prepares, searches and compares."""
     count, width, top = options.images, options.width, options.top
     queries = min(options.queries, count)
     means = write_means(folder, count, width, options.seed)
-    start = time.process_time()
-    index = NearestIndex(means, np.arange(count), folder / "vectors.npy", threads=options.threads)
-    prepared_s = time.process_time() - start
-    answers: list[list[Nearest]] = []
-    own_s = timed(lambda: answers.append(list(index.search(0, queries, top))), options.rounds)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    made = partial(NearestIndex, means, np.arange(count), folder / "vectors.npy")
+    prepared_s, index = timed(partial(made, threads=options.threads))
+    own_s, answers = timed(lambda: list(index.search(0, queries, top)), options.rounds)
+    peak = peak_gb()
     vectors = means.rows(np.arange(count))
-    theirs: list[list[Nearest]] = []
-    peer_s = timed(lambda: theirs.append(list(blocked(vectors, queries, top))), options.rounds)
-    if not same(answers[0], theirs[0]):
+    peer_s, theirs = timed(lambda: list(blocked(vectors, queries, top)), options.rounds)
+    if not same(answers, theirs):
         sys.exit("NumPy's product gives other neighbours")
     limit = product_rate(vectors, queries)
     rate = 2 * queries * count * width / own_s / 1e9
     about = {"pictures": count, "width": width, "top": top, "queries": queries}
-    line(
-        "queries",
+    print_line(
+        "nearest_images/queries",
         queries / own_s,
         "queries/CPU s",
         peer=queries / peer_s,
@@ -138,30 +118,28 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         fraction_of_limit=rate / limit,
         **about,
     )
-    line("product", rate, "GFLOP/CPU s", limit=limit, fraction_of_limit=rate / limit, **about)
-    line("prepare", count / prepared_s, "images/CPU s", **about)
-    line("peak_rss", peak, "GB", **about)
+    print_line(
+        "nearest_images/product",
+        rate,
+        "GFLOP/CPU s",
+        limit=limit,
+        fraction_of_limit=rate / limit,
+        **about,
+    )
+    print_line("nearest_images/prepare", count / prepared_s, "images/CPU s", **about)
+    print_line("nearest_images/peak_rss", peak, "GB", **about)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--images", type=int, metavar="N", help="number of images, each with a vector"
-    )
-    parser.add_argument(
-        "--width", type=int, default=2048, metavar="D", help="width of a vector (default: 2048)"
-    )
-    parser.add_argument(
-        "--queries", type=int, metavar="N", help="number of queries: the first images"
-    )
-    parser.add_argument(
-        "--top", type=int, default=100, metavar="N", help="nearest images per query (default: 100)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        images="number of images, each with a vector",
+        queries="number of queries: the first images",
+        rounds="rounds to measure; the fastest counts",
+        width=(2048, "width of a vector"),
+        top=(100, "nearest images per query"),
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seed", type=int, default=0)

@@ -17,10 +17,10 @@ Prints a line of JSON for each recall. Records are added to a file that is part 
 and only what is missing there is trained and tested; a killed run continues: OUTPUT/runs.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -47,11 +47,7 @@ def names_of(text: str) -> list[str]:
 
 def parser() -> Parser:
     """Returns the parser."""
-    p = Parser(
-        prog="python benchmarks/real_pairs.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = Parser(prog="python benchmarks/real_pairs.py", description=__doc__)
     p.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of photographs")
     p.add_argument(
         "--test", type=Path, metavar="DIR", help="another folder of photographs to test on"
@@ -90,10 +86,7 @@ def parser() -> Parser:
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

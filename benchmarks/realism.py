@@ -74,11 +74,7 @@ SOURCES = (
         pattern="*.*",
     ),
     Source(
-        folder="mate-backgrounds",
-        kind=PHOTO,
-        terms="GPL-2+",
-        pattern="**/nature/*.jpg",
-        fits=False,
+        folder="mate-backgrounds", kind=PHOTO, terms="GPL-2+", pattern="**/nature/*.jpg", fits=False
     ),
     Source(folder="lomiri-wallpapers-16.04", kind=PHOTO, terms="CC-BY, CC-BY-SA", fits=False),
     Source(folder="lomiri-wallpapers-20.04", kind=PHOTO, terms="CC-BY-SA-3.0", fits=False),
@@ -275,11 +271,7 @@ def main() -> None:
             "images": {s.name: len(set(names[s.name])) for s in fitting},
         }
         model = Model(
-            kind=REALISM,
-            features=statistics.NAMES,
-            threshold=THRESHOLD,
-            trees=trees,
-            about=about,
+            kind=REALISM, features=statistics.NAMES, threshold=THRESHOLD, trees=trees, about=about
         )
         write_model(args.output, model)
         print(f"{args.output}: {args.output.stat().st_size} bytes")

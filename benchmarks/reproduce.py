@@ -15,12 +15,11 @@ docs/reproduction.md from it; --list says what is missing, and which rows cannot
 killed continues: OUTPUT/runs.
 """
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 # The products are small: threads cost twice the CPU time and save none.
@@ -32,11 +31,17 @@ from proof.side_by_side import failed
 from proof.tables import WorldTables
 from proof.task_runs import finished, results, run_all
 from published import AblationTable, all_tables
-from published.chart import image
-from published.compare import Lines, compared, comparisons, lines_by_label
-from published.page import page
-from published.runs import RowJob, jobs_of, write_tables
-from shell import parse_form, result_line
+from published.compare import (
+    Lines,
+    RowJob,
+    compared,
+    comparisons,
+    jobs_of,
+    lines_by_label,
+    write_tables,
+)
+from published.page import image, page
+from shell import parse_form, print_lines, result_line
 from worlds import World
 
 from vlmill.runtime.console.command import Parser, run_command
@@ -111,8 +116,7 @@ def run(arguments: Sequence[str]) -> int:
             write_page(lines_of_form(form, path))
     lines = lines_of_form(form, path)
     for table in tables:
-        for line in printed(table, lines):
-            print(json.dumps(line))
+        print_lines(printed(table, lines))
     return int(told < len(jobs))
 
 
@@ -183,11 +187,7 @@ def shortened(job: RowJob, steps: int) -> RowJob:
 
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
-    p = Parser(
-        prog="python benchmarks/reproduce.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = Parser(prog="python benchmarks/reproduce.py", description=__doc__)
     add_places(p)
     p.add_argument(
         "--tables",
@@ -200,10 +200,7 @@ def parser() -> Parser:
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

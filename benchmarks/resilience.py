@@ -12,15 +12,13 @@ The measurements are those of other scripts, one after another, each in a proces
     python benchmarks/resilience.py --full
 """
 
-import argparse
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line
 
 SHORT = {"kills": 1}
 FULL = {"kills": 10}
@@ -49,7 +47,7 @@ def measure_crawl_kills(count: int) -> None:
     )
     if done.returncode not in (0, 1):
         done.check_returncode()
-    line = result_line(
+    print_line(
         f"resilience/{count} kills of a crawl",
         count if done.returncode == 0 else 0,
         "equal to an undisturbed crawl",
@@ -57,15 +55,12 @@ def measure_crawl_kills(count: int) -> None:
         seconds=round(time.perf_counter() - begin, 1),
         summary=done.stdout.strip().splitlines()[-1:],
     )
-    print(json.dumps(line), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, metavar="N", help="number of kills of a crawl")
+    parser = new_parser(__doc__)
+    add_counts(parser, kills="number of kills of a crawl")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     form = ("--full",) if options.full else ()
     run_script("serve.py", *form, *OVERLOAD_ONLY)

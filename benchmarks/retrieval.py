@@ -23,7 +23,6 @@ which has the ranks of all, beside FAISS's ten best, which has not.
     python benchmarks/retrieval.py --full --official vilbert=../vilbert_beta vl-bert=../VL-BERT
 """
 
-import argparse
 import json
 import os
 import tempfile
@@ -40,10 +39,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from peers.captions import PeerWork, names, random_captions, write_images, write_regions
-from peers.official_models import official_checkout
+from peers.official_models import add_official
 from peers.official_retrieval import RETRIEVAL_PEERS, SCORES, WEIGHTS
-from peers.own_process import Apart, Timing, measure, timed
-from shell import parse_form, result_line
+from peers.own_process import PRODUCT_OPERATIONS, Apart, Timing, measure, products, timed
+from shell import add_choices, add_counts, new_parser, parse_form, print_line, result_line
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -68,7 +67,6 @@ from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 SHORT = {"rounds": 1, "captions": 2, "images": 4}
 FULL = {"rounds": 2, "captions": 8, "images": 8}
-GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 CAPTIONS = (8, 10, 12, 13, 14, 16, 19, 26)  # tokens, eighths of Flickr30k's about their mean
 REGIONS = (10, 15, 21, 30, 46, 67, 92, 99)
 BATCH = 64  # as the command scores them
@@ -151,15 +149,6 @@ def make_work(case: Case, captions: Sequence[int], counts: Sequence[int], folder
     return Work(texts=random_captions(captions), ids=names(len(counts)), images=images)
 
 
-def gemm() -> None:
-    """The products that the rate is taken from."""
-    for _ in range(GEMMS):
-        LEFT @ RIGHT
-
-
-LEFT, RIGHT = torch.randn(2048, WIDTH), torch.randn(WIDTH, 3072)
-
-
 @torch.inference_mode()
 def operations(scorer: PairScorer, work: Work) -> int:
     """Useful operations: of each caption, each image and each pair alone, without padding."""
@@ -179,7 +168,7 @@ def run_variant(
 ) -> tuple[nn.Module, float]:
     """Prints a variant's line; returns its model, and the CPU seconds of a pair."""
     case = CASES[variant]
-    works: dict[str, Callable[[], Timing]] = {"gemm": partial(timed, gemm)}
+    works: dict[str, Callable[[], Timing]] = {"gemm": products}
     peer: Apart | None = None
     config = replace(preset(case.preset), **case.changes)
     torch.manual_seed(0)
@@ -207,7 +196,7 @@ def speed_line(
 ) -> dict[str, object]:
     """Pairs per CPU second, beside the official code's and the product's."""
     case, ours, peer = CASES[variant], timings["ours"].cpu_s, timings.get("peer")
-    rate = GEMMS * GEMM_FLOPS / timings["gemm"].cpu_s
+    rate = PRODUCT_OPERATIONS / timings["gemm"].cpu_s
     ratio = None if peer is None else peer.cpu_s / ours
     fraction = flops / ours / rate
     bar, reached = case.times_peer, ratio
@@ -248,13 +237,13 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def whole_line(name: str, parts: dict[str, float], **more: object) -> None:
     """Prints the seconds from raw images and texts to ranks, and what they are made of."""
-    line = result_line(
+    print_line(
         f"retrieval/1000x5000/{name}",
         round(sum(parts.values()), 1),
         "CPU s, scaled from a part",
         parts={part: round(seconds, 1) for part, seconds in parts.items()},
+        **more,
     )
-    print(json.dumps(line | more), flush=True)
 
 
 def run_vlmo(model: Any, of_pair: float, work: Work, ranking: float) -> None:
@@ -263,11 +252,7 @@ def run_vlmo(model: Any, of_pair: float, work: Work, ranking: float) -> None:
     images = partial(image_vectors, model, work.ids, work.images, device=CPU, batch_size=BATCH)
     texts = partial(text_vectors, model, work.texts, device=CPU, batch_size=BATCH)
     of_image, of_text = cpu_seconds(images) / len(work.ids), cpu_seconds(texts) / len(work.texts)
-    dual = {
-        "pictures": RANKED_IMAGES * of_image,
-        "texts": RANKED_TEXTS * of_text,
-        "ranks": ranking,
-    }
+    dual = {"pictures": RANKED_IMAGES * of_image, "texts": RANKED_TEXTS * of_text, "ranks": ranking}
     whole_line("vlmo-dual", dual)
     again = RERANK * (RANKED_IMAGES + RANKED_TEXTS)
     whole_line("vlmo-rerank", dual | {"pairs": again * of_pair}, rerank=RERANK)
@@ -307,7 +292,7 @@ def run_ranking() -> float:
     both[0].add(images)
     both[1].add(texts)
     peer = cpu_seconds(lambda: (both[0].search(texts, FIRST), both[1].search(images, FIRST)))
-    line = result_line(
+    print_line(
         "retrieval/1000x5000/vectors",
         round(product + ranks, 3),
         "CPU s",
@@ -317,30 +302,14 @@ def run_ranking() -> float:
         ranks_s=round(ranks, 3),
         peer_is="FAISS IndexFlatIP, ten best of each query",
     )
-    print(json.dumps(line), flush=True)
     return product + ranks
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        choices=CASES,
-        default=list(CASES),
-        help="models to measure (default: all)",
-    )
-    parser.add_argument(
-        "--official",
-        nargs="*",
-        type=partial(official_checkout, known=RETRIEVAL_PEERS),
-        default=[],
-        metavar="VARIANT=DIR",
-        help="checkouts of the official code, to measure as well",
-    )
+    parser = new_parser(__doc__)
+    add_choices(parser, "--variants", CASES)
+    add_official(parser, RETRIEVAL_PEERS)
     parser.add_argument(
         "--arch",
         choices=ARCHITECTURES,
@@ -348,9 +317,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="architecture of the detector (default: r101)",
     )
     sizes = (1, 2, 4, 8)
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
-    )
+    add_counts(parser, rounds="rounds to measure; the median counts")
     parser.add_argument(
         "--captions", type=int, choices=sizes, metavar="N", help="number of captions: 1, 2, 4 or 8"
     )

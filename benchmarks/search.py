@@ -11,14 +11,11 @@ query. The candidates of `pq` are chosen with other queries, ``measured_s`` incl
 """
 
 import argparse
-import json
 import os
-import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 # Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -26,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, peak_gb, print_line, timed
 
 from vlmill.inference.search.building import TYPES, build_index, measure_recall, measured_index
 from vlmill.inference.search.index import SearchIndex
@@ -56,16 +53,6 @@ def generated(count: int, width: int, seed: int) -> Matrix:
         block += NOISE * random.standard_normal(block.shape, dtype=np.float32)
         block /= np.linalg.norm(block, axis=1, keepdims=True)
     return matrix
-
-
-def timed(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
-    """The least CPU seconds of the rounds, and what the last one gave."""
-    seconds, result = [], None
-    for _ in range(rounds):
-        start = time.process_time()
-        result = work()
-        seconds.append(time.process_time() - start)
-    return min(seconds), result
 
 
 def by_numpy(matrix: Matrix, queries: Matrix) -> npt.NDArray[np.int64]:
@@ -101,11 +88,6 @@ def each_alone(index: SearchIndex, queries: Matrix) -> dict[str, float]:
     return {**quantiles, "cpu_ms": 1_000 * cpu}
 
 
-def line(name: str, value: float, unit: str, **more: object) -> None:
-    """Prints a result."""
-    print(json.dumps(result_line(f"search/{name}", value, unit, **more)), flush=True)
-
-
 def measure(options: argparse.Namespace) -> None:
     """Builds each kind of index, searches and compares."""
     matrix = generated(options.vectors, options.width, options.seed + 1)
@@ -118,8 +100,8 @@ def measure(options: argparse.Namespace) -> None:
     limit_s, _ = timed(lambda: product_only(matrix, queries), GEMM_ROUNDS)
     about = {"vectors": len(matrix), "width": options.width, "queries": len(queries), "top": TOP}
     for kind in options.types:
-        build_s, index = timed(partial(build_index, vectors, kind), 1)
-        measure_s, index = timed(partial(measured_index, index, matrix, tuning, kind="text"), 1)
+        build_s, index = timed(partial(build_index, vectors, kind))
+        measure_s, index = timed(partial(measured_index, index, matrix, tuning, kind="text"))
         own_s, answers = timed(partial(index.nearest, queries, TOP), options.rounds)
         if kind == "flat" and not np.array_equal(np.sort(answers.positions), np.sort(exact)):
             different = (np.sort(answers.positions) != np.sort(exact)).mean()
@@ -128,8 +110,8 @@ def measure(options: argparse.Namespace) -> None:
         recall = measure_recall(index, matrix, queries, same=False)
         more = {**about, "recall_at_10": recall, **index.settings["parameters"]}
         more |= each_alone(index, queries)
-        line(
-            f"{kind}/queries",
+        print_line(
+            f"search/{kind}/queries",
             len(queries) / own_s,
             "queries/CPU s",
             peer=len(queries) / peer_s,
@@ -138,8 +120,8 @@ def measure(options: argparse.Namespace) -> None:
             fraction_of_limit=limit_s / own_s,
             **more,
         )
-        line(
-            f"{kind}/build",
+        print_line(
+            f"search/{kind}/build",
             len(matrix) / build_s,
             "vectors/CPU s",
             seconds=build_s,
@@ -147,21 +129,18 @@ def measure(options: argparse.Namespace) -> None:
             **about,
         )
         del index
-    line("peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB", **about)
+    print_line("search/peak_rss", peak_gb(), "GB", **about)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--vectors", type=int, metavar="N", help="vectors in the index")
-    parser.add_argument(
-        "--width", type=int, default=768, metavar="P", help="width of a vector (default: 768)"
-    )
-    parser.add_argument("--queries", type=int, metavar="N", help="queries to answer")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        vectors="vectors in the index",
+        queries="queries to answer",
+        rounds="rounds to measure; the fastest counts",
+        width=(768, "width of a vector"),
     )
     parser.add_argument("--types", nargs="+", default=list(TYPES), metavar="TYPE")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")

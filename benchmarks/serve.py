@@ -38,8 +38,8 @@ from serve_overload import (
     measure_idle,
     measure_kills,
 )
-from serving import Service, cpu_seconds, line, loaded, photographs, service, waiting
-from shell import parse_form
+from serving import Service, cpu_seconds, loaded, photographs, service, waiting
+from shell import parse_form, print_line
 
 SHORT = {
     **{"requests": 50, "concurrency": (1, 2, 8), "long": 1_000, "r101": 0},
@@ -139,7 +139,7 @@ def measure(
             result.seconds += load.seconds
             result.refused += len(load.refused)
     for clients, result in results.items():
-        line(
+        print_line(
             f"serve {name}, {clients} clients",
             round(float(np.median(result.rates)), 2),
             "requests/s",
@@ -156,7 +156,7 @@ def measure(
 def measure_refusals(running: Service, images: Sequence[bytes], count: int, clients: int) -> None:
     """Prints what becomes of requests that meet a queue which is too short for them."""
     load = loaded(running, images, count, clients)
-    line(
+    print_line(
         f"serve tiny, {clients} clients, {' '.join(SHORT_QUEUE)}",
         round(len(load.seconds) / load.wall, 2),
         "requests/s",
@@ -172,7 +172,7 @@ def measure_memory(running: Service, images: Sequence[bytes], count: int) -> Non
     for _ in range(10):
         refused += len(loaded(running, images, count // 10, 4).refused)
         sizes.append(running.metric("vlmill_resident_bytes") / 2**20)
-    line(
+    print_line(
         f"serve tiny, memory over {count} requests",
         round(sizes[-1] - sizes[0], 1),
         "MiB more",

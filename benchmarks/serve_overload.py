@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-from serving import Service, children, held_bytes, line, loaded, waiting
+from serving import Service, children, held_bytes, loaded, waiting
+from shell import print_line
 
 BURST = 170
 BURST_SECONDS = 15
@@ -32,7 +33,7 @@ def measure_clients(
 ) -> None:
     """Prints the rate and waiting times of ``clients`` that each send one request after another."""
     load = loaded(running, images, 10**9, clients, seconds=seconds)
-    line(
+    print_line(
         f"serve tiny, {clients} clients for {seconds:g} s",
         round(len(load.seconds) / load.wall, 2),
         "requests/s",
@@ -46,7 +47,7 @@ def measure_burst(running: Service, images: Sequence[bytes], count: int) -> None
     """Prints the outcomes of ``count`` simultaneous requests, more than the deadline allows."""
     loaded(running, images, 4, 1)  # the pace is known
     load = loaded(running, images, count, count, patience=0.0)
-    line(
+    print_line(
         f"serve tiny, {count} requests together, --seconds {BURST_SECONDS}",
         len(load.seconds),
         "answered",
@@ -118,7 +119,7 @@ def measure_idle(running: Service, images: Sequence[bytes], count: int, name: st
         num_open = running.metric("vlmill_connections")
         memory = held_bytes(running.process.pid) - before
         load = loaded(running, images, 1, 1)
-    line(
+    print_line(
         f"serve tiny, /healthz with {count} idle connections, {name}",
         round(1_000 * max(occupied), 1),
         "ms at most",
@@ -162,7 +163,7 @@ def measure_kills(running: Service, images: Sequence[bytes], count: int) -> None
             time.sleep(0.1)
     stopped.set()
     asking.join()
-    line(
+    print_line(
         f"serve tiny, {count} kills of the worker, 4 clients",
         round(float(np.median(pauses)), 2),
         "s until it is ready again",
@@ -201,7 +202,7 @@ def measure_bodies(running: Service) -> None:
         for thread in threads:
             thread.join()
         most = held_bytes(running.process.pid, "VmHWM") - before
-        line(
+        print_line(
             f"serve tiny, {BODIES} bodies of {BODY_BYTES >> 20} MiB together, {kind.split(';')[0]}",
             round(most / 2**20),
             "MiB more at most so far",

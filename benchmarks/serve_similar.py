@@ -29,8 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pyarrow as pa
 from search import generated
-from serving import Service, held_bytes, line, seconds_of, service, waiting
-from shell import parse_form
+from serving import Service, held_bytes, seconds_of, service, waiting
+from shell import add_counts, new_parser, parse_form, print_line
 
 from vlmill.inference.search.building import TYPES, build_index, find_neighbours, measured_index
 from vlmill.inference.search.index import save_index
@@ -57,7 +57,7 @@ def write_index(folder: Path, options: argparse.Namespace, seed: int) -> None:
     if options.neighbours:
         index = find_neighbours(index, options.neighbours)
     save_index(index, folder)
-    line(
+    print_line(
         "serve_similar/build",
         time.process_time() - begin,
         "CPU s",
@@ -148,7 +148,7 @@ def measure(running: Service, options: argparse.Namespace, clients: int) -> None
         cpu_ratios.append(plain.cpu / asked.cpu if asked.cpu else 0.0)
         seconds += asked.seconds
         failed += asked.failed + plain.failed
-    line(
+    print_line(
         f"serve_similar/{clients}",
         statistics.median(rates),
         "requests/s",
@@ -182,7 +182,7 @@ def replace(running: Service, options: argparse.Namespace, link: Path, other: Pa
     stopped.set()
     sender.join()
     seconds = [value for one in result for value in one.seconds]
-    line(
+    print_line(
         "serve_similar/replaced",
         running.metric("vlmill_index_loads") - before,
         "indexes",
@@ -194,23 +194,16 @@ def replace(running: Service, options: argparse.Namespace, link: Path, other: Pa
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--vectors", type=int, metavar="N", help="vectors in the index")
-    parser.add_argument(
-        "--width", type=int, default=768, metavar="P", help="width of a vector (default: 768)"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        vectors="vectors in the index",
+        requests="requests per round",
+        rounds="rounds to measure on both paths",
+        width=(768, "width of a vector"),
+        neighbours=(20, "stored neighbours of each item; 0: search instead"),
     )
     parser.add_argument("--type", choices=TYPES, default="pq")
-    parser.add_argument(
-        "--neighbours",
-        type=int,
-        default=20,
-        metavar="K",
-        help="stored neighbours of each item; 0: search instead",
-    )
-    parser.add_argument("--requests", type=int, metavar="N", help="requests per round")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds to measure on both paths")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     folder = Path(tempfile.mkdtemp())
     try:
@@ -224,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             send(running, partial(similar, options.vectors), 100, 1)  # warms up
             for clients in CLIENTS:
                 measure(running, options, clients)
-            line("serve_similar/memory", held_bytes(running.process.pid) / 1e6, "MB")
+            print_line("serve_similar/memory", held_bytes(running.process.pid) / 1e6, "MB")
             replace(running, options, link, folder / "index-1")
     finally:
         shutil.rmtree(folder)

@@ -2,7 +2,6 @@
 
 import http.client
 import io
-import json
 import math
 import os
 import subprocess
@@ -17,7 +16,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image
-from shell import result_line
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -161,11 +159,6 @@ def held_bytes(pid: int, what: str = "VmRSS") -> int:
     """Returns the memory of a process, or with VmHWM the most that it has had."""
     rows = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(row.split()[1]) * 1_024 for row in rows if row.startswith(f"{what}:"))
-
-
-def line(name: str, value: float, unit: str, **more: object) -> None:
-    """Prints a result."""
-    print(json.dumps(result_line(name, value, unit, **more)), flush=True)
 
 
 def waiting(seconds: Sequence[float]) -> dict[str, float]:

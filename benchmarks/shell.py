@@ -1,10 +1,42 @@
-"""Defines the short and the full form of the scripts, and their lines of JSON."""
+"""Defines the short and the full form of the scripts, their options and their lines of JSON."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import resource
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
+Result = TypeVar("Result")
 KEYS = ("name", "value", "unit", "peer", "ratio", "limit", "fraction_of_limit")
+
+
+def new_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser whose help is a script's docstring as it is written."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_counts(parser: argparse.ArgumentParser, **helps: str | tuple[int, str]) -> None:
+    """Adds options of whole numbers by their names, with their help, or a default and help."""
+    for name, about in helps.items():
+        default, text = (None, about) if isinstance(about, str) else about
+        text += "" if default is None else f" (default: {default})"
+        parser.add_argument(_flag(name), type=int, default=default, metavar="N", help=text)
+
+
+def add_choices(parser: argparse.ArgumentParser, flag: str, known: Collection[str]) -> None:
+    """Adds a flag that takes some of the ``known`` names; all without it."""
+    about = f"{flag.removeprefix('--')} to measure (default: all)"
+    parser.add_argument(flag, nargs="+", choices=known, default=list(known), help=about)
+
+
+def add_output(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds ``--output``, the folder of what a script makes and continues."""
+    about = f"folder to write or continue (default: {default})"
+    parser.add_argument("--output", type=Path, default=Path(default), metavar="DIR", help=about)
 
 
 def parse_form(
@@ -45,9 +77,36 @@ def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
+def timed(work: Callable[[], Result], rounds: int = 1) -> tuple[float, Result]:
+    """Returns the least CPU seconds, of all threads, of the rounds, and the last one's result."""
+    seconds, result = [], list[Result]()
+    for _ in range(rounds):
+        result.clear()
+        start = time.process_time()
+        result.append(work())
+        seconds.append(time.process_time() - start)
+    return min(seconds), result[0]
+
+
+def peak_gb() -> float:
+    """Returns the largest resident memory of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
 def result_line(name: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
     """A result as every benchmark prints it: all of KEYS, None where there is no peer or limit.
 
     ``more`` gives those and whatever else the benchmark has to say.
     """
     return dict.fromkeys(KEYS) | {"name": name, "value": value, "unit": unit} | more
+
+
+def print_line(name: str, value: float, unit: str, **more: Any) -> None:
+    """Prints the line of a result."""
+    print_lines([result_line(name, value, unit, **more)])
+
+
+def print_lines(lines: Iterable[Mapping[str, Any]]) -> None:
+    """Prints lines of JSON, each as soon as it is there."""
+    for line in lines:
+        print(json.dumps(line), flush=True)

@@ -16,12 +16,12 @@ second stage.
 """
 
 import io
-import json
 import math
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
 # The products are small: threads cost twice the CPU time and save none.
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from shell import parse_form, result_line
+from shell import add_counts, add_output, parse_form, print_line, print_lines, result_line
 from torch import Tensor
 from worlds import World, write_world
 
@@ -74,8 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     weights = args.output / "tokenizer.safetensors"
     with atomic_path(weights) as temporary:
         save_tensors(model.state_dict(), temporary)
-    for line in tokenizer_lines(model, pixels[:held_out]):
-        print(json.dumps(line))
+    print_lines(tokenizer_lines(model, pixels[:held_out]))
     words = ["pretrain", "vlmo-images-base", "--images", str(world), "--fresh"]
     words += ["--output", str(args.output / "images"), *NARROW, f"steps={args.steps}"]
     with redirect_stdout(sys.stderr):  # lines of JSON alone go to the other
@@ -85,8 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     losses = [line["loss/mim"] for line in read_log(args.output / "images" / "log.jsonl")]
     blind = entropy(model.tokens(pixels))
     value = float(np.mean(losses[-LAST_LINES:]))
-    line = result_line("masked patches", value, "nats", peer=blind, ratio=value / blind)
-    print(json.dumps(line))
+    print_line("masked patches", value, "nats", peer=blind, ratio=value / blind)
     return 0
 
 
@@ -139,27 +137,17 @@ def entropy(tokens: Tensor) -> float:
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/tokenizer.py", description=__doc__)
-    p.add_argument(
-        "--output",
-        type=Path,
-        default=Path("build/tokenizer"),
-        metavar="DIR",
-        help="folder to write (default: build/tokenizer)",
+    add_output(p, "build/tokenizer")
+    add_counts(
+        p,
+        images="images of the generated world to train on",
+        tokenizer_steps="training steps of the tokenizer",
+        steps="training steps of VLMo's first stage",
     )
-    p.add_argument(
-        "--images", type=int, metavar="N", help="images of the generated world to train on"
-    )
-    p.add_argument(
-        "--tokenizer-steps", type=int, metavar="N", help="training steps of the tokenizer"
-    )
-    p.add_argument("--steps", type=int, metavar="N", help="training steps of VLMo's first stage")
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns its exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

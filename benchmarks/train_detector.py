@@ -13,15 +13,13 @@ draws for itself, and its proposals differ.
 On a GPU, at the published batch: `make gpu-check PARTS=train-detector`.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
 
-from peers.detectron2_step import Work
+from peers.detectron2_step import Work, makers
 from peers.own_process import Apart, Timing, measure
-from peers.torchvision_step import makers
-from shell import parse_form, result_line
+from shell import add_counts, parse_form, print_lines, result_line
 
 from vlmill.runtime.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
@@ -85,8 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     timings = measure(works, args.rounds)
     for one in processes.values():
         one.close()
-    for line in lines_of(work, timings):
-        print(json.dumps(line))
+    print_lines(lines_of(work, timings))
     return 0
 
 
@@ -94,19 +91,19 @@ def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/train_detector.py", description=__doc__)
     p.add_argument("--depth", type=int, choices=(50, 101), help="layers of the ResNet")
-    p.add_argument("--images", type=int, metavar="N", help="images per step")
-    p.add_argument("--height", type=int, metavar="N", help="height of each image in pixels")
-    p.add_argument("--width", type=int, metavar="N", help="width of each image in pixels")
-    p.add_argument("--regions", type=int, metavar="N", help="sampled regions per image")
-    p.add_argument("--rounds", type=int, metavar="N", help="steps to measure after the first one")
+    add_counts(
+        p,
+        images="images per step",
+        height="height of each image in pixels",
+        width="width of each image in pixels",
+        regions="sampled regions per image",
+        rounds="steps to measure after the first one",
+    )
     p.add_argument("--narrow", action="store_true", help="use an eighth of the channels, for tests")
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

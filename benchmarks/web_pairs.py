@@ -14,14 +14,13 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from selectolax.lexbor import LexborHTMLParser
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line, timed
 from worlds.web import Web, write_archives
 
 from vlmill.pipelines.rules import WebPairRules
@@ -48,13 +47,6 @@ def job_over(pattern: str, output: Path) -> Job:
     return job
 
 
-def cpu(work: Callable[[], object]) -> float:
-    """CPU seconds of this process, all threads."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
-
-
 def pages_of(pattern: str) -> Iterator[bytes]:
     """The bodies of the pages of archives."""
     rules = WebPairRules()
@@ -70,26 +62,21 @@ def time_loop(pattern: str, folder: Path) -> dict[str, float]:
     job, seconds = job_over(pattern, folder), {}
     for step in STEPS:
         units = step.units(job)
-        seconds[step.name] = cpu(partial(list, map(partial(step.run, job), units)))
+        seconds[step.name] = timed(partial(list, map(partial(step.run, job), units)))[0]
     return seconds
 
 
 def time_beam(pattern: str, folder: Path) -> float:
     """CPU seconds through Beam's local runner, without the time of its import."""
     job = job_over(pattern, folder)
-    return cpu(lambda: run_beam(job, STEPS, options=beam_options([])))
-
-
-def print_line(name: str, value: float, unit: str, **more: object) -> None:
-    """Prints one result."""
-    print(json.dumps(result_line(name, round(value, 4), unit, **more)), flush=True)
+    return timed(lambda: run_beam(job, STEPS, options=beam_options([])))[0]
 
 
 def measure_speed(pattern: str, rounds: int, bars: dict[str, float]) -> None:
     """Prints the rates of the parser, of each step, of the loop and of Beam: the best of rounds."""
     bodies = list(pages_of(pattern))
     count, size = len(bodies), sum(map(len, bodies)) / max(1, len(bodies))
-    parse = min(cpu(lambda: [LexborHTMLParser(body) for body in bodies]) for _ in range(rounds))
+    parse, _ = timed(lambda: len([LexborHTMLParser(body) for body in bodies]), rounds)
     bodies.clear()
     limit = count / parse
     print_line("web_pairs/parser", limit, "pages per CPU s", pages=count, page_bytes=round(size))
@@ -163,15 +150,12 @@ COMMAND_FLAGS = ("--safety-model", "none", "--realism-model", "none")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pages", type=int, metavar="N", help="generated pages of 20 KB")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the best counts"
-    )
-    parser.add_argument(
-        "--growth", type=int, metavar="N", help="largest multiple of --pages to measure"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        pages="generated pages of 20 KB",
+        rounds="rounds to measure; the best counts",
+        growth="largest multiple of --pages to measure",
     )
     parser.add_argument("--warc", metavar="GLOB", help="time the steps on these archives instead")
     parser.add_argument("--one", metavar="GLOB", help=argparse.SUPPRESS)

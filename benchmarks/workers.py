@@ -12,7 +12,6 @@ N times to one file of N times 69 MB, or a generated one.
     VLMILL_DATA=DIR python benchmarks/workers.py --copies 5
 """
 
-import argparse
 import ctypes
 import json
 import os
@@ -28,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line, result_line
 from worlds.web import Web, write_archives
 
 SHORT = {"pages": 1_000, "workers": 2}
@@ -149,17 +148,12 @@ def measure_one_archive(folder: Path, pages: int, workers: int, copies: int) -> 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--pages", type=int, metavar="N", help="pages of 20 KB, with three images each"
-    )
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="number of workers to compare with one"
-    )
-    parser.add_argument(
-        "--copies", type=int, default=0, metavar="N", help="copies of the pages in one archive"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        pages="pages of 20 KB, with three images each",
+        workers="number of workers to compare with one",
+        copies=(0, "copies of the pages in one archive"),
     )
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     with tempfile.TemporaryDirectory() as name:
@@ -173,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         one, many = (mine(folder, workers) for workers in (1, args.workers))
         limits.append(machine_growth(args.workers))
     limit, growth = sum(limits) / 2, one / many
-    line = result_line(
+    print_line(
         f"web_pairs/{args.workers}-workers",
         round(growth, 3),
         "times one",
@@ -183,7 +177,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         wall_s=[round(one, 1), round(many, 1)],
         load=round(os.getloadavg()[0], 1),
     )
-    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

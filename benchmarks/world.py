@@ -8,16 +8,16 @@ is stated of no training image. Prints a line of JSON for each oracle: R@1 where
 against the matcher, and its mean over all orders of ties.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 # The products are small: threads cost twice the CPU time and save none.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from shell import parse_form, result_line
+from shell import add_counts, add_output, parse_form, print_lines, result_line
 from worlds import MOST, Detector, World, make_scenes, oracles, write_world
 
 from vlmill.runtime.console.command import Parser, run_command
@@ -99,37 +99,21 @@ def run(arguments: Sequence[str]) -> int:
     lines = oracle_lines(metrics_by_view, args.held_out)
     if state is not State.FINISHED:
         contact_sheet(args.output, lines)
-    for line in lines:
-        print(json.dumps(line))
+    print_lines(lines)
     return 0
 
 
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/world.py", description=__doc__)
-    p.add_argument(
-        "--output",
-        type=Path,
-        default=Path("build/world"),
-        metavar="DIR",
-        help="folder to write (default: build/world)",
-    )
-    p.add_argument("--pairs", type=int, metavar="N", help="pairs to train on")
-    p.add_argument("--held-out", type=int, metavar="N", help="pairs to evaluate on")
-    p.add_argument(
-        "--captions",
-        type=int,
-        default=1,
-        metavar="N",
-        help="captions of each training image; there are as many times fewer images (default: 1)",
-    )
-    p.add_argument("--seed", type=int, default=0, help="seed of the generated world (default: 0)")
-    p.add_argument(
-        "--extra-boxes",
-        type=int,
-        default=1,
-        metavar="N",
-        help="additional, shifted boxes of each object (default: 1)",
+    add_output(p, "build/world")
+    add_counts(
+        p,
+        pairs="pairs to train on",
+        held_out="pairs to evaluate on",
+        captions=(1, "captions of each training image; there are as many times fewer images"),
+        seed=(0, "seed of the generated world"),
+        extra_boxes=(1, "additional, shifted boxes of each object"),
     )
     p.add_argument(
         "--class-error",
@@ -141,10 +125,7 @@ def parser() -> Parser:
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -194,10 +195,7 @@ def run(arguments: Sequence[str]) -> int:
     return int(check and differing > 0)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import get_chunk_size, predict_regions
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.predict import computing, get_chunk_size, predict_regions
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import make_frames, upload_batch
 from vlmill.extract.images.decode import Pixels, decode

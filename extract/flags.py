@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from vlmill.extract import config
-from vlmill.extract.image_level.settings import NETWORKS
+from vlmill.extract.config import NETWORKS
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.runtime.console.command import int_at_least
 

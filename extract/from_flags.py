@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmill.extract import config
+from vlmill.extract.config import parse_network_names
 from vlmill.extract.detect.config_file import read_config_file
-from vlmill.extract.image_level.settings import parse_network_names
 from vlmill.extract.weights import resolve_weights
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH
 from vlmill.runtime.weights.names import is_named
@@ -173,18 +173,14 @@ def resolve_detector(arguments: argparse.Namespace) -> None:
         arguments.config = files.config
 
 
-def open_detectron2_detector(arguments: argparse.Namespace) -> "Detector":
-    """Opens the detector of ``--backend detectron2``, which is defined by two files."""
-    from vlmill.extract.detect.detectron2 import open_detectron2
-
-    return open_detectron2(arguments.config, Path(arguments.weights), device=arguments.device)
-
-
 def make_detector(arguments: argparse.Namespace) -> "Detector":
     """Returns the detector of the flags. Raises InputError."""
     check_detector(arguments)
     if arguments.backend == "detectron2":
-        return attach_parts(open_detectron2_detector(arguments), arguments)
+        from vlmill.extract.detect.detectron2 import open_detectron2
+
+        weights, device = Path(arguments.weights), arguments.device
+        return attach_parts(open_detectron2(arguments.config, weights, device=device), arguments)
 
     from vlmill.extract.detect.detector import open_detector
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vlmill.extract.config import PAGE, InputLimits
 from vlmill.extract.images.decode import decode
-from vlmill.extract.images.id_matching import find_file_id, find_similar_id
+from vlmill.extract.images.given_boxes import find_file_id, find_similar_id
 from vlmill.extract.images.plan import FILE, InputImage, plan_images
 from vlmill.extract.images.reader import InputReader
 from vlmill.runtime.console.drawing import Corners, draw_boxes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vlmill.extract.config import DETECTOR
-from vlmill.extract.formats.records import IMPORTED_BORDER_PX, outside
+from vlmill.extract.formats.records import IMPORTED_BORDER_PX, are_probabilities, outside
 from vlmill.runtime.files.checkpoints import CHECKPOINTS, STEP
 from vlmill.runtime.files.contents import content_problems
 from vlmill.runtime.files.listed import FILE_RECORD, file_problems, parse_record
@@ -27,8 +27,6 @@ TRAINING_STATE = "training_state.safetensors"
 # Boxes are float32 and were divided by the resize factor: rounding beyond the border is not a
 # fault.
 BORDER_TOLERANCE_PX = 0.01
-# A softmax in float32, or its sum, may round to above 1.
-PROBABILITY_TOLERANCE = 1e-5
 
 
 def verify(folder: str | Path) -> list[str]:
@@ -153,6 +151,6 @@ def row_problems(
             problems.append(f"{name} has numbers that are not finite")
     for name in ("class_probs", "class_scores", "attribute_scores"):
         array = getattr(row, name)
-        if array is not None and ((array < 0) | (array > 1 + PROBABILITY_TOLERANCE)).any():
+        if array is not None and not are_probabilities(array):
             problems.append(f"{name} has numbers that are not probabilities")
     return problems

@@ -51,9 +51,7 @@ def resolve_weights(
     location = parse_name(str(argument))
     if isinstance(location, HubLocation):
         folder = fetch_files(
-            location,
-            lambda sizes: choose_files(location, sizes),
-            allow_addresses=allow_addresses,
+            location, lambda sizes: choose_files(location, sizes), allow_addresses=allow_addresses
         )
         path = folder / location.path
         return DetectorFiles(weights=path) if path.is_file() else find_files(path, flag)

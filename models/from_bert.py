@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models.config_checks import INIT_STD
-from vlmill.models.convert.files import read_state, unwrap_state
+from vlmill.models.convert.files import read_state, unwrap_network, unwrap_state
 from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state
 from vlmill.models.convert.names import KNOWN, canonical
-from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.registry import PAPERS
 
 _NETWORKS = [paper.networks() for paper in PAPERS]

@@ -8,17 +8,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from vlmill.models.config_checks import nearest
-from vlmill.models.convert.family import Family
-from vlmill.models.convert.files import read_state, unwrap_state
+from vlmill.models.convert.files import read_state, unwrap_network, unwrap_state
 from vlmill.models.convert.keymap import (
     CheckpointMismatch,
+    Family,
     Link,
     LoadTable,
     export_state,
     import_state,
     list_references,
 )
-from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.registry import PAPERS
 from vlmill.schemas.plain_json import read_json
 

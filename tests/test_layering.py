@@ -80,7 +80,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "models": (
-        "checks config_checks positions convert gpu_compiler rows probes",
+        "checks config_checks positions convert rows probes",
         "inputs detector",
         "outputs",
         "layers/cpu layers/gpu",
@@ -90,7 +90,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "registry",
         "from_bert published",
         "from_beit",
-        "from_vit",
         "__init__",
     ),
     "extract": (
@@ -100,7 +99,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "run show verify compare",
         "service",
         "flags from_flags",
-        "extraction",
         "cli",
         "__init__",
     ),

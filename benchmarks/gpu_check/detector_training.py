@@ -8,8 +8,7 @@ import importlib
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.gpu_check.measuring import peak_memory_gb, reset_peak_memory, timed
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting, peak_memory_gb, reset_peak_memory, timed
 
 BAR = 1.2  # times Detectron2's
 ROUNDS = 5

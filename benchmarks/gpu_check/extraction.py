@@ -14,24 +14,27 @@ from typing import Any, Literal
 import pyarrow.parquet as pq
 import torch
 from benchmarks.gpu_check.extraction_stages import stages_of
-from benchmarks.gpu_check.measuring import peak_memory_gb, places_of_waits, reset_peak_memory
-from benchmarks.gpu_check.photos import write_photos
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import (
+    Setting,
+    kernel_times,
+    peak_memory_gb,
+    places_of_waits,
+    reset_peak_memory,
+    write_photos,
+)
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import compute, start_batch
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.predict import compute, computing, start_batch
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.images.resize import network_input, pixel_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
-from vlmill.extract.run.job import Job, compute_results, write_parts
-from vlmill.extract.run.shards import Background
+from vlmill.extract.run.job import Background, Job, compute_results, write_parts
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.runtime.console.progress import Progress
 from vlmill.train.devices.throughput import product_rate
@@ -240,3 +243,33 @@ def peak_of(precision: Precision, device: torch.device) -> float:
     kind = torch.bfloat16 if precision == "fast" else torch.float32
     with computing(precision, device):
         return product_rate(device, kind)
+
+
+LONGEST = 25
+NAME_LENGTH = 100
+
+
+def kernels(setting: Setting) -> dict[str, object]:
+    """Returns the milliseconds of all kernels in a fast batch, their number, and the longest ones
+    by name.
+
+    On a CPU the operators' own time.
+    """
+    size = TINY if setting.tiny else FULL
+    config = ExtractConfig(limits=size.limits, precision="fast", batch_size=size.batch_sizes[0])
+    detector = open_detector(size.spec, None, device=str(setting.device))
+    photos = write_photos(setting.folder / "photos", 2 * config.batch_size, different=12)
+    queries = queries_of(photos, detector, config)
+    for _ in range(2):
+        start_batch(queries, detector, config)()
+    times = kernel_times(lambda: start_batch(queries, detector, config)(), setting.device)
+    return {
+        "value": sum(ms for *_, ms in times),
+        "unit": "ms of kernels per batch",
+        "pictures": len(queries),
+        "calls": sum(calls for _, calls, _ in times),
+        "longest": [
+            {"kernel": name[:NAME_LENGTH], "calls": calls, "ms": round(ms, 3)}
+            for name, calls, ms in times[:LONGEST]
+        ],
+    }

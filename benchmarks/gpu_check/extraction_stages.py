@@ -6,15 +6,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.gpu_check.measuring import timed
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting, timed
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import get_chunk_size, start_batch
-from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import in_stored_type, stored_tensors
+from vlmill.extract.detect.predict import computing, get_chunk_size, start_batch
+from vlmill.extract.detect.rows import Query, in_stored_type, stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import download, make_frames, upload_batch
 from vlmill.extract.images.decode import decode

@@ -12,7 +12,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 import torch
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting
 from benchmarks.gpu_check.steps import fitting, real_batches, stepper, timed_rounds
 from benchmarks.gpu_check.training import (
     CASES,

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+from benchmarks.gpu_check.measuring import Setting
 from benchmarks.gpu_check.own_process import ROOT
-from benchmarks.gpu_check.setting import Setting
 
 # The project's own options name plugins that a bare machine lacks. Without a GPU, --nightly has the
 # tests compare the CPU with itself.

@@ -1,16 +1,36 @@
 """Measures a device's measured peaks, times and memory, and how often the host waited for it."""
 
+import io
 import re
 import subprocess
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image, ImageDraw
+from torch.profiler import ProfilerActivity, profile
 
 from vlmill.train.devices.throughput import wait_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Says where a part runs, and whether at the small size of the tests.
+
+    ``folder`` is the part's own and is removed after it.
+    """
+
+    device: torch.device
+    tiny: bool
+    folder: Path
+
 
 SYNCHRONISED = "called a synchronizing CUDA operation"
 COPIED_BYTES = {"cuda": 2**31, "cpu": 2**24}
@@ -91,12 +111,20 @@ def places_of_waits(work: Callable[[], object]) -> list[str] | None:
     return [f"{warning.filename}:{warning.lineno}" for warning in waits]
 
 
-def waits_of_host(work: Callable[[], object]) -> int | None:
-    """Counts how often the host waits for the device in ``work``; None where that cannot be
-    counted.
+def kernel_times(work: Callable[[], object], device: torch.device) -> list[tuple[str, int, float]]:
+    """Returns the name, number of calls and milliseconds of each kernel of ``work``, the longest
+    first; on a CPU those of each operator.
     """
-    places = places_of_waits(work)
-    return None if places is None else len(places)
+    is_cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as record:
+        work()
+        wait_for(device)
+    averages: Any = record.key_averages()
+    field = "self_device_time_total" if is_cuda else "self_cpu_time_total"
+    times = [(e.key, e.count, getattr(e, field) / 1000) for e in averages]
+    times = [row for row in times if row[2]]  # calls of CUDA's functions take none on the device
+    assert times, "the profiler recorded nothing"
+    return sorted(times, key=lambda row: -row[2])
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -137,3 +165,53 @@ def driver() -> str | None:
         return None
     matched = re.match(r"[\d.]+", said.stdout)
     return matched[0] if matched else None
+
+
+# Width and height, as often as photographs of web pages have them.
+SIZES = (*((640, 480),) * 6, *((480, 640),) * 2, *((640, 427),) * 2, (640, 640), (500, 375))
+SHAPES = 40
+OCTAVES = 6
+
+
+def photo(seed: int, size: tuple[int, int]) -> bytes:
+    """Draws a JPEG with detail at every scale and edges of things, about as large as a
+    photograph's.
+    """
+    rng = np.random.default_rng(seed)
+    image = Image.fromarray(clouds(rng, size))
+    draw = ImageDraw.Draw(image)
+    for _ in range(SHAPES):
+        corner = rng.integers(0, size)
+        extent = rng.integers(10, max(size) // 3, 2)
+        shade = tuple(int(value) for value in rng.integers(0, 256, 3))
+        box = [*map(int, corner), *map(int, corner + extent)]
+        (draw.ellipse if rng.random() < 0.5 else draw.rectangle)(box, fill=shade)
+    grain = rng.normal(0, 6, (size[1], size[0], 3))
+    pixels = (np.asarray(image) + grain).clip(0, 255).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+def clouds(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Draws noise of falling strength at rising resolution."""
+    total = np.zeros((size[1], size[0], 3))
+    for octave in range(1, OCTAVES + 1):
+        coarse = rng.integers(0, 256, (2**octave, 2**octave, 3), dtype=np.uint8)
+        fine = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+        total += np.asarray(fine) * 0.6**octave
+    spread = (total - total.min()) / (total.max() - total.min())
+    pixels: npt.NDArray[np.uint8] = (255 * spread).astype(np.uint8)
+    return pixels
+
+
+def write_photos(folder: Path, count: int, *, different: int) -> Sequence[Path]:
+    """Writes ``count`` files; more than ``different`` repeat the first ones under other names."""
+    folder.mkdir()
+    files = [photo(seed, SIZES[seed % len(SIZES)]) for seed in range(min(count, different))]
+    paths = [folder / f"{number:06}.jpg" for number in range(count)]
+    for path, data in zip(paths, files, strict=False):
+        path.write_bytes(data)
+    for number in range(len(files), count):
+        paths[number].hardlink_to(paths[number % len(files)])
+    return paths

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from benchmarks.gpu_check import attention_kernel
-from benchmarks.gpu_check.minutes_card import card_rates
+from benchmarks.gpu_check.measuring import Setting
+from benchmarks.gpu_check.minutes_card import Record, card_rates
 from benchmarks.gpu_check.minutes_extraction import measure_extraction
-from benchmarks.gpu_check.minutes_record import Record
 from benchmarks.gpu_check.minutes_steps import Bench, StepCase, measure_steps
-from benchmarks.gpu_check.setting import Setting
 
 from vlmill.train.devices.throughput import product_rate
 

@@ -1,8 +1,13 @@
 """Measures a card's own rates: launches, products of a step's shapes, and lists of tensors."""
 
+import json
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks.gpu_check.measuring import copy_peak
@@ -27,10 +32,7 @@ def card_rates(device: torch.device, peak: float) -> dict[str, float]:
     """Returns the rates of products (at ``peak`` operations/s) and copies, on a GPU also those of
     single operations.
     """
-    rates = {
-        "peak_tflops": round(peak / 1e12, 1),
-        "copy_tb_s": round(copy_peak(device) / 1e12, 3),
-    }
+    rates = {"peak_tflops": round(peak / 1e12, 1), "copy_tb_s": round(copy_peak(device) / 1e12, 3)}
     if device.type != "cuda":
         return rates
     gradients = gradient_like_tensors(device)
@@ -105,3 +107,41 @@ def mean_seconds(
         work()
     wait_for(device)
     return (time.perf_counter() - started) / rounds
+
+
+REASON_LENGTH = 400
+TRACEBACK_LINES = 3
+
+
+class Record:
+    """Prints each result and appends it to a file, with the seconds since the record was opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._started = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Returns the seconds since the record was opened."""
+        return time.perf_counter() - self._started
+
+    def write(self, part: str, **fields: Any) -> None:
+        """Writes a line: the part's name, the time and the fields."""
+        line = json.dumps({"part": part, "at_s": round(self.seconds(), 1), **fields})
+        print(line, flush=True)
+        self._file.write(line + "\n")
+
+    def attempt(self, part: str, work: Callable[[], object]) -> bool:
+        """Runs ``work``; an exception becomes the part's line. Returns False for an exception."""
+        try:
+            work()
+        except Exception as error:
+            lines = traceback.format_exc().splitlines()
+            print(*lines, sep="\n", file=sys.stderr)
+            reason = f"{type(error).__name__}: {error}"[:REASON_LENGTH]
+            self.write(part, failed=reason, where=lines[-TRACEBACK_LINES:])
+            return False
+        return True
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

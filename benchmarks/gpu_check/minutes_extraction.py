@@ -16,22 +16,25 @@ from unittest.mock import patch
 import torch
 from benchmarks.gpu_check.extraction import FULL, TINY, Precision, Size, extract, queries_of
 from benchmarks.gpu_check.extraction_stages import decode_rate
-from benchmarks.gpu_check.measuring import places_of_waits, timed
-from benchmarks.gpu_check.photos import write_photos
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting, places_of_waits, timed, write_photos
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig
 from vlmill.extract.detect import predict
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import ROI_CHUNKS, compute, get_chunk_size, start_batch
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.predict import (
+    ROI_CHUNKS,
+    compute,
+    computing,
+    get_chunk_size,
+    start_batch,
+)
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.images.plan import InputImage, plan_images
-from vlmill.extract.run import batches, shards, workers
+from vlmill.extract.run import batches, job, workers
 from vlmill.extract.run.devices import WorkerSettings, start_engine
 from vlmill.extract.run.job import Job
-from vlmill.extract.run.ring import PixelRing
+from vlmill.extract.run.workers import PixelRing
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.regions import RegionRow
 
@@ -47,7 +50,7 @@ STAGES: dict[str, tuple[object, str]] = {
     "upload": (predict, "upload_batch"),
     "queue": (predict, "compute"),
     "rows": (predict, "make_outcomes"),
-    "encode": (shards, "encode_regions"),
+    "encode": (job, "encode_regions"),
     "parquet_and_hash": (ShardWriter, "write"),
     "sync": (ShardWriter, "__exit__"),
 }
@@ -55,7 +58,7 @@ STAGES: dict[str, tuple[object, str]] = {
 IDLE: dict[str, tuple[object, str]] = {
     "workers": STAGES["receive"],
     "device": (batches, "finish"),
-    "writer": (shards.Background, "submit"),
+    "writer": (job.Background, "submit"),
 }
 
 
@@ -166,11 +169,7 @@ def restored_switches() -> Iterator[None]:
 
 
 def measure_device(
-    setting: Setting,
-    case: Case,
-    detector: Detector,
-    config: ExtractConfig,
-    photos: Sequence[Path],
+    setting: Setting, case: Case, detector: Detector, config: ExtractConfig, photos: Sequence[Path]
 ) -> dict[str, Any]:
     """Returns the images a second of a device that waits for nobody, and how often the host waits
     for it in a batch.

@@ -13,9 +13,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from benchmarks.gpu_check.measuring import peak_memory_gb, places_of_waits, reset_peak_memory
-from benchmarks.gpu_check.minutes_record import Record
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import (
+    Setting,
+    kernel_times,
+    peak_memory_gb,
+    places_of_waits,
+    reset_peak_memory,
+)
+from benchmarks.gpu_check.minutes_card import Record
 from benchmarks.gpu_check.steps import count_useful, graphs, real_batches, stepper, timed_rounds
 from benchmarks.gpu_check.training import (
     CASES,
@@ -27,7 +32,6 @@ from benchmarks.gpu_check.training import (
 )
 from benchmarks.gpu_check.utilisation import utilisation
 from torch._dynamo.utils import counters
-from torch.profiler import ProfilerActivity, profile
 
 from vlmill.train.devices.setup import (
     compile_blocks,
@@ -165,7 +169,7 @@ def measure_run(run: StepRun, case: StepCase, bench: Bench) -> dict[str, Any]:
         "memory_gb": peak_memory_gb(device),
         "pairs": len(batches[0].pair_ids),
         "waits": places_of_waits(step_again),
-        **(kernel_times(step_again, device) if case.profile else {}),
+        **(kernels_of(step_again, device) if case.profile else {}),
     }
 
 
@@ -184,25 +188,20 @@ def warm_up(run: StepRun, device: torch.device) -> float:
     return first_s
 
 
-def kernel_times(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+def kernels_of(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
     """Returns the number of kernels in a step, their milliseconds and the longest ones by name;
     nothing on a CPU.
     """
     if device.type != "cuda":
         step()
         return {}
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        step()
-        wait_for(device)
-    averages: Any = recorded.key_averages()
-    rows = [(e.key, e.count, e.self_device_time_total) for e in averages]
-    rows = sorted((row for row in rows if row[2]), key=lambda row: -row[2])
+    times = kernel_times(step, device)
     return {
-        "kernels": sum(calls for _, calls, _ in rows),
-        "kernel_ms": round(sum(us for *_, us in rows) / 1e3, 2),
+        "kernels": sum(calls for _, calls, _ in times),
+        "kernel_ms": round(sum(ms for *_, ms in times), 2),
         "top": [
-            (name[:KERNEL_NAME_LENGTH], calls, round(us / 1e3, 2))
-            for name, calls, us in rows[:LONGEST_KERNELS]
+            (name[:KERNEL_NAME_LENGTH], calls, round(ms, 2))
+            for name, calls, ms in times[:LONGEST_KERNELS]
         ],
     }
 
@@ -225,9 +224,7 @@ def host_parts(run: StepRun) -> dict[str, float]:
 
 
 @contextmanager
-def host_seconds(
-    methods: Mapping[str, tuple[object, str]],
-) -> Iterator[dict[str, list[float]]]:
+def host_seconds(methods: Mapping[str, tuple[object, str]]) -> Iterator[dict[str, list[float]]]:
     """Yields lists that collect the seconds of processor time of each call of the ``methods``, each
     an object and a method's name.
     """

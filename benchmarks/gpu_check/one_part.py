@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.gpu_check.measuring import card
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting, card
 
 REASON_LENGTH = 500
 FIELDS = ("value", "unit", "peer", "ratio", "limit", "fraction_of_limit")

@@ -34,7 +34,7 @@ PARTS: Mapping[str, Part] = {
     "tests": Part(run=f"{HERE}.marked_tests:marked", seconds=40),
     "extract-exact": Part(run=f"{HERE}.extraction:exact", seconds=100),
     "extract-fast": Part(run=f"{HERE}.extraction:fast", seconds=45),
-    "extract-kernels": Part(run=f"{HERE}.extraction_kernels:kernels", seconds=30),
+    "extract-kernels": Part(run=f"{HERE}.extraction:kernels", seconds=30),
     **STEPS,
     "bf16": Part(run=f"{HERE}.precision:run", seconds=25),
     "loader": Part(run=f"{HERE}.loading:run", seconds=60),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting
 from benchmarks.gpu_check.tables import TableSizes
 from benchmarks.gpu_check.training import (
     TINY_MODEL,

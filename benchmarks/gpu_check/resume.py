@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting
 from benchmarks.gpu_check.tables import TableSizes, write_tables
 
 from vlmill.train.checkpoints.folders import saved_steps

@@ -4,7 +4,6 @@ A step is `vlmill.train.run.loop.train_step` on batches of several lengths in tu
 batch, forward, backward, clipping and the optimiser, in bfloat16 as recipes have it.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from benchmarks.gpu_check.measuring import peak_memory_gb, places_of_waits, reset_peak_memory
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import (
+    Setting,
+    peak_memory_gb,
+    places_of_waits,
+    reset_peak_memory,
+)
 from benchmarks.gpu_check.training import (
     CASES,
     Work,
@@ -71,8 +74,7 @@ COMPILED = Comparison(
     loading=("loading.bucket=8", "loading.pad_to=8"),
 )
 COMPILED_PACKED = Comparison(
-    forms=(Form(name="compiled-packed", pack=True, compile=True),),
-    loading=("loading.bucket=8",),
+    forms=(Form(name="compiled-packed", pack=True, compile=True),), loading=("loading.bucket=8",)
 )
 
 
@@ -300,31 +302,14 @@ def rates_of(measured: Measured, round_s: float, peak: float) -> dict[str, float
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepParts:
-    """Holds a variant's three parts; compiling takes so long that each form is one of its own."""
-
-    eager: Callable[[Setting], dict[str, object]]
-    compiled: Callable[[Setting], dict[str, object]]
-    compiled_packed: Callable[[Setting], dict[str, object]]
-
-
-def parts_of(variant: str) -> StepParts:
-    """Returns the parts of a variant."""
-    return StepParts(
-        eager=partial(run_steps, variant, EAGER),
-        compiled=partial(run_steps, variant, COMPILED),
-        compiled_packed=partial(run_steps, variant, COMPILED_PACKED),
-    )
+def parts_of(variant: str) -> tuple[Callable[[Setting], dict[str, object]], ...]:
+    """Returns a variant's parts; compiling takes so long that each compiled form is a part."""
+    return tuple(partial(run_steps, variant, forms) for forms in (EAGER, COMPILED, COMPILED_PACKED))
 
 
 # Named by `parts.PARTS`.
-vilbert, vilbert_compiled, vilbert_compiled_packed = dataclasses.astuple(parts_of("vilbert"))
-vl_bert, vl_bert_compiled, vl_bert_compiled_packed = dataclasses.astuple(parts_of("vl-bert"))
-interbert, interbert_compiled, interbert_compiled_packed = dataclasses.astuple(
-    parts_of("interbert")
-)
-imagebert, imagebert_compiled, imagebert_compiled_packed = dataclasses.astuple(
-    parts_of("imagebert")
-)
-vlmo, vlmo_compiled, vlmo_compiled_packed = dataclasses.astuple(parts_of("vlmo"))
+vilbert, vilbert_compiled, vilbert_compiled_packed = parts_of("vilbert")
+vl_bert, vl_bert_compiled, vl_bert_compiled_packed = parts_of("vl-bert")
+interbert, interbert_compiled, interbert_compiled_packed = parts_of("interbert")
+imagebert, imagebert_compiled, imagebert_compiled_packed = parts_of("imagebert")
+vlmo, vlmo_compiled, vlmo_compiled_packed = parts_of("vlmo")

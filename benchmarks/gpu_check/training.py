@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting
 from benchmarks.gpu_check.tables import TableSizes, write_tables
 from torch import nn
 
@@ -91,10 +91,7 @@ CASES = {
         },
     ),
     "imagebert": Case(
-        recipe="imagebert-cc",
-        variant="imagebert",
-        batch_size=256,
-        tiny_model={"num_layers": 2},
+        recipe="imagebert-cc", variant="imagebert", batch_size=256, tiny_model={"num_layers": 2}
     ),
     "vlmo": Case(
         recipe="vlmo-base",
@@ -217,12 +214,7 @@ def make_accelerator(recipe: Recipe, device: torch.device) -> Accelerator:
 
 
 def training_of(
-    model: nn.Module,
-    recipe: Recipe,
-    accelerator: Accelerator,
-    *,
-    pack: bool,
-    casts: bool = True,
+    model: nn.Module, recipe: Recipe, accelerator: Accelerator, *, pack: bool, casts: bool = True
 ) -> Training:
     """Makes a model ready for `train_step`, as `train-vl pretrain` has it in a single process.
 

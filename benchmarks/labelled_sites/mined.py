@@ -1,20 +1,86 @@
 """Mines labelled sites, and compares the selected texts with the labels."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+from msgspec.structs import replace
+from sklearn.linear_model import LogisticRegression
 
 from labelled_sites.labels import Label, verdict_of
-from labelled_sites.reading import by_host, joined_pages
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.archives.reading import Record, read_archive
 from vlmill.pipelines.web.choice.choose import choose, features, scenes
 from vlmill.pipelines.web.choice.dominance import judge_images
-from vlmill.pipelines.web.choice.joined_page import JoinedPage, TextSource
+from vlmill.pipelines.web.choice.joined_page import JoinedPage, Measured, TextSource
 from vlmill.pipelines.web.choice.site_content import Site, count_site_content
+from vlmill.pipelines.web.pages.images import examine_image
+from vlmill.pipelines.web.pages.page import Page
+from vlmill.pipelines.web.texts.language import LanguageDetector, parse_languages
+from vlmill.pipelines.web_pairs.page_reader import decode_source, detect_language, read_page
 from vlmill.runtime.net.urls import join_key
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
+
+
+def joined_pages(archive: Path, rules: WebPairRules) -> list[JoinedPage]:
+    """The pages of an archive with the images that lie in it, in whatever language they are."""
+    detector = LanguageDetector()
+    pages: list[Page] = []
+    images: dict[str, Measured | Drop] = {}
+    for record in _records(archive, rules):
+        if record.kind == "page":
+            page = page_of(record, detector, rules)
+            if page is not None:
+                pages.append(page)
+        elif record.kind == "picture":
+            facts = examine_image(
+                record.body, min_side_px=rules.min_side_px, max_pixels=rules.max_pixels
+            )
+            images[join_key(record.url)] = facts
+    return [join(page, images) for page in pages]
+
+
+def _records(archive: Path, rules: WebPairRules) -> Iterator[Record]:
+    with archive.open("rb") as file:
+        for _, record in read_archive(file, archive.name, max_bytes=rules.max_record_bytes):
+            if isinstance(record, Record):
+                yield record
+
+
+def page_of(record: Record, detector: LanguageDetector, rules: WebPairRules) -> Page | None:
+    """Parses and reads a page; None for one without images or that cannot be parsed."""
+    source = decode_source(record, rules)
+    page = source if isinstance(source, Drop) else read_page(source, record.url, rules)
+    if isinstance(page, Drop) or isinstance(source, Drop):
+        return None
+    language = detect_language(source, detector, rules, parse_languages(rules.language))
+    return replace(page, language="" if isinstance(language, Drop) else language)
+
+
+def join(page: Page, images: dict[str, Measured | Drop]) -> JoinedPage:
+    """The page with the largest image that lies under the addresses of each of its images."""
+    at_hand: dict[int, Measured | Drop] = {}
+    for image in page.images:
+        outcomes = [images[key] for url in image.urls if (key := join_key(url)) in images]
+        if outcomes:
+            at_hand[image.order] = max(outcomes, key=_area)
+    return JoinedPage(page, at_hand)
+
+
+def _area(outcome: Measured | Drop) -> int:
+    return -1 if isinstance(outcome, Drop) else outcome.width * outcome.height
+
+
+def by_host(pages: list[JoinedPage]) -> dict[str, list[JoinedPage]]:
+    """The pages of each host: what the job surveys as one site."""
+    hosts: dict[str, list[JoinedPage]] = defaultdict(list)
+    for joined in pages:
+        hosts[urlsplit(joined.page.url).netloc].append(joined)
+    return dict(hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +221,31 @@ def examples(site: LabelledSite, rules: WebPairRules) -> list[Example]:
                         )
                     )
     return made
+
+
+STRENGTH = 0.3  # inverse of the L2 penalty, as scikit-learn counts it
+# A text that nobody judged stood farther away than those that were: mostly it does not describe.
+SAMPLE_WEIGHTS = {"right": 1.0, "wrong": 1.0, "not_judged": 0.7}
+
+
+def fit_weights(examples: Sequence[Example]) -> dict[str, float]:
+    """Weights by feature, rounded to 3 digits; what a person was unsure of is left out."""
+    judged = [example for example in examples if example.verdict in SAMPLE_WEIGHTS]
+    names = sorted({name for example in judged for name in example.features} - {"bias"})
+    rows = np.array([[example.features.get(name, 0.0) for name in names] for example in judged])
+    model = LogisticRegression(C=STRENGTH, max_iter=5_000)
+    model.fit(
+        rows,
+        [example.verdict == "right" for example in judged],
+        sample_weight=[SAMPLE_WEIGHTS[example.verdict] for example in judged],
+    )
+    pairs = zip(names, model.coef_[0], strict=True)
+    weights = {name: round(float(value), 3) for name, value in pairs}
+    return {"bias": round(float(model.intercept_[0]), 3)} | weights
+
+
+def weights_source(weights: Mapping[str, float]) -> str:
+    """The weights as ``pipelines/web/choice/choose.py`` has them, the largest first."""
+    ordered = sorted(weights.items(), key=lambda item: (item[0] != "bias", -item[1], item[0]))
+    lines = "".join(f'    "{name}": {value},\n' for name, value in ordered)
+    return f"WEIGHTS: Mapping[str, float] = {{\n{lines}}}\n"

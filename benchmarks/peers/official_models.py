@@ -64,9 +64,7 @@ class OneNorm(nn.LayerNorm):
 
 # Under apex's name.
 ONE_NORM: dict[str, dict[str, Any]] = {
-    "apex__normalization__fused_layer_norm": {
-        "FusedLayerNorm": OneNorm,
-    }
+    "apex__normalization__fused_layer_norm": {"FusedLayerNorm": OneNorm}
 }
 Step = Callable[[bool], None]
 """One forward pass over the work, with gradients if True."""
@@ -321,12 +319,19 @@ PEERS: dict[str, Callable[..., tuple[nn.Module, Step]]] = {
 WITH_APEX = ("vilbert", "interbert")
 
 
-def official_checkout(text: str, known: Collection[str]) -> tuple[str, Path]:
-    """``VARIANT=DIR`` as a pair. Raises ArgumentTypeError for others than ``known`` variants."""
-    variant, _, folder = text.partition("=")
-    if variant not in known or not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text}: expected VARIANT=DIR with a variant of {', '.join(known)} and a "
-            "checkout's folder"
-        )
-    return variant, Path(folder).resolve()
+def add_official(parser: argparse.ArgumentParser, known: Collection[str]) -> None:
+    """Adds ``--official``: checkouts of the official code of some of the ``known`` models."""
+
+    def checkout(text: str) -> tuple[str, Path]:
+        variant, _, folder = text.partition("=")
+        if variant not in known or not Path(folder).is_dir():
+            raise argparse.ArgumentTypeError(
+                f"{text}: expected VARIANT=DIR with a variant of {', '.join(known)} and a "
+                "checkout's folder"
+            )
+        return variant, Path(folder).resolve()
+
+    about = "checkouts of the official code, to measure as well"
+    parser.add_argument(
+        "--official", nargs="*", type=checkout, default=[], metavar="VARIANT=DIR", help=about
+    )

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from statistics import median
 
 import torch
 import torch.multiprocessing
-from torch import nn
+from torch import Tensor, nn
 
 from vlmill.train.devices.memory import peak_memory
 
@@ -34,6 +34,26 @@ def timed(work: Callable[[], object]) -> Timing:
     device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")  # type: ignore[no-untyped-call]
     (peak_bytes,) = peak_memory(device).values()
     return Timing(wall_s=wall_s, cpu_s=cpu_s, peak_bytes=peak_bytes)
+
+
+PRODUCTS = 16
+PRODUCT_OPERATIONS = PRODUCTS * 2 * 2048 * 768 * 3072
+
+
+def products() -> Timing:
+    """Times the float32 matrix products whose rate is the limit, of all PRODUCT_OPERATIONS."""
+    left, right = _factors()
+
+    def work() -> None:
+        for _ in range(PRODUCTS):
+            left @ right
+
+    return timed(work)
+
+
+@cache
+def _factors() -> tuple[Tensor, Tensor]:
+    return torch.randn(2048, 768), torch.randn(768, 3072)
 
 
 def measure(works: Mapping[str, Callable[[], Timing]], rounds: int) -> dict[str, Timing]:

@@ -5,14 +5,20 @@ model sees, the second share what it knows of captions alone. A masked thing (a 
 overlap with it) is guessed beside its caption, beside none, and beside another's. Questions become
 rows by the functions that make training's, so that a wrong mask or label shows in either.
 
-``questions.py`` asks, ``rows.py`` makes rows of it, ``answers.py`` counts, ``probing.py`` does all
-to a checkpoint.
+``rows.py`` asks and makes rows of it, ``probing.py`` does all to a checkpoint and counts.
 """
 
-from probes.answers import Score, scores, switch_off
-from probes.probing import ProbeInputs, probe
-from probes.questions import Question, beside, other_of, region_questions, told, word_questions
-from probes.rows import ShownPixels, ShownRegions
+from probes.probing import ProbeInputs, Score, probe, scores, switch_off
+from probes.rows import (
+    Question,
+    ShownPixels,
+    ShownRegions,
+    beside,
+    other_of,
+    region_questions,
+    told,
+    word_questions,
+)
 
 __all__ = [
     "ProbeInputs",

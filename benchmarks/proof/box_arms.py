@@ -37,13 +37,7 @@ def box_arms() -> tuple[TaskArm, ...]:
         box_arm(
             "refcoco", "vl-bert-from-pixels", "refcoco-vl-bert-end-to-end-small", None, steps=600
         ),
-        box_arm(
-            "vcr",
-            "vl-bert-from-pixels",
-            "vcr-vl-bert-end-to-end-small",
-            None,
-            CHOICES,
-        ),
+        box_arm("vcr", "vl-bert-from-pixels", "vcr-vl-bert-end-to-end-small", None, CHOICES),
     )
 
 

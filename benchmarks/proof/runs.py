@@ -1,18 +1,15 @@
 """Trains a run, evaluates it, probes it, and stores its figures in a file."""
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from probes import ProbeInputs, probe, switch_off
 from proof.arms import BASE, Arm, recipe_of
-from proof.side_by_side import outcomes
+from proof.side_by_side import digest_of, logged, one_thread, outcomes, plain
 from proof.tables import LARGER, NOISE, ArmTables
 from worlds import World, word_groups
 
@@ -61,22 +58,21 @@ class Job:
 
     def settings(self) -> Figures:
         """What decides the figures."""
-        told = {
-            "recipe": to_plain(self.recipe),
-            "arm": asdict(self.arm),
-            "noise": [NOISE, LARGER],
-            "pairs": self.pairs,
-            "held_out": self.held_out,
-            "matching": self.matching,
-        }
-        plain: Figures = json.loads(json.dumps(told))
-        return plain
+        return plain(
+            {
+                "recipe": to_plain(self.recipe),
+                "arm": asdict(self.arm),
+                "noise": [NOISE, LARGER],
+                "pairs": self.pairs,
+                "held_out": self.held_out,
+                "matching": self.matching,
+            }
+        )
 
     @property
     def folder(self) -> Path:
         """Of the run; another for other settings, so that none gets in another's way."""
-        digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
-        return self.output / "runs" / f"{self.name}-{digest[:8]}"
+        return self.output / "runs" / f"{self.name}-{digest_of(self.settings())[:8]}"
 
     @property
     def result(self) -> Path:
@@ -106,17 +102,6 @@ def train_minutes(lines: Sequence[Figures], batch_sizes: dict[str, int]) -> floa
     return seconds / 60
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Lets PyTorch use one thread: the products are small, and more cost twice the CPU time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def run(job: Job) -> Figures:
     """Train, evaluate and probe, or what is left of it; the figures by flat names.
 
@@ -125,13 +110,7 @@ def run(job: Job) -> Figures:
     if job.result.exists():
         stored: Figures = json.loads(job.result.read_text(encoding="utf-8"))
         return stored
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with (
-        one_thread(),
-        (job.folder / "log.txt").open("a", encoding="utf-8") as text,
-        redirect_stdout(text),
-        redirect_stderr(text),
-    ):
+    with one_thread(), logged(job.folder / "log.txt"):
         figures = _figures(job)
     job.result.parent.mkdir(parents=True, exist_ok=True)
     write_json(job.result, figures)

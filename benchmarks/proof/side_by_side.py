@@ -1,12 +1,18 @@
-"""Runs several trainings at the same time, each in a separate process, none twice."""
+"""Runs several trainings at the same time, each in a separate process, none twice, and names their
+folders by their settings.
+"""
 
+import hashlib
+import json
 import multiprocessing
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from vlmill.runtime.console.command import Parser, int_at_least
 from vlmill.runtime.cores import all_cores
@@ -17,6 +23,36 @@ SECONDS_BETWEEN_LOOKS = 5.0
 FAILURES = (ValueError, ArithmeticError, RuntimeError)  # of a run; the others go on
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as a file of JSON gives them back."""
+    back: dict[str, Any] = json.loads(json.dumps(values))
+    return back
+
+
+def digest_of(settings: Mapping[str, Any]) -> str:
+    """Of a run's settings, for its folder: so none gets in another's way."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Adds what is printed to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as text, redirect_stdout(text), redirect_stderr(text):
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Lets PyTorch use one thread: the products are small, and more cost twice the CPU time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def add_jobs(p: Parser) -> None:

@@ -1,27 +1,26 @@
 """Fine-tunes a run of a task, evaluates it, and stores its figures as a line."""
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from proof import class_arms, text_arms
 from proof.arms import Arm
-from proof.box_arms import BOX_TASKS, FIGURES
-from proof.box_runs import box_inputs
-from proof.runs import Job, one_thread, pretrained
-from proof.side_by_side import outcomes
+from proof.box_arms import BOX_TASKS, CHANCE, FIGURES
+from proof.runs import Job, pretrained
+from proof.side_by_side import digest_of, logged, one_thread, outcomes, plain
 from proof.tables import ArmTables
-from proof.task_arms import PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
+from proof.task_arms import BLIND, MARGIN, PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
+from shell import result_line
 from worlds import World
 
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.train.checkpoints.folders import saved_steps
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
@@ -53,21 +52,19 @@ class TaskJob:
     def settings(self) -> Line:
         """What decides the figures, as long as the code is the same."""
         arm = {name: value for name, value in asdict(self.arm).items() if name != "seeds"}
-        told = arm | {
+        told = {
             "seed": self.seed,
             "world": asdict(self.world),
             "pairs": self.pairs,
             "held_out": self.held_out,
             "pretraining": [PRETRAINING_STEPS, *PRETRAINING] if self.arm.pretrained else [],
         }
-        plain: Line = json.loads(json.dumps(told))
-        return plain
+        return plain(arm | told)
 
     @property
     def folder(self) -> Path:
         """Of the run; another for other settings, so that none gets in another's way."""
-        digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
-        return self.output / "runs" / f"{self.name}-{digest[:8]}"
+        return self.output / "runs" / f"{self.name}-{digest_of(self.settings())[:8]}"
 
     def chain(self) -> list[Job]:
         """The pretraining that it starts from, part by part, which other runs may share."""
@@ -119,13 +116,7 @@ def run(job: TaskJob) -> Line:
 
     What the parts print goes to ``log.txt`` in the run's folder.
     """
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with (
-        one_thread(),
-        (job.folder / "log.txt").open("a", encoding="utf-8") as text,
-        redirect_stdout(text),
-        redirect_stderr(text),
-    ):
+    with one_thread(), logged(job.folder / "log.txt"):
         return _line(job)
 
 
@@ -245,3 +236,53 @@ def run_all(
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(outcome) + "\n")
             yield job, outcome
+
+
+def box_inputs(tables: Any, feeding: Feeding) -> dict[str, str | None]:
+    """The tables that a run with this feeding reads: examples with boxes, images, regions."""
+    reads = {
+        "regions": feeding.reads_regions and feeding.boxes != "annotated",
+        "annotated_regions": feeding.reads_regions and feeding.boxes != "detected",
+        "images": feeding.reads_images,
+    }
+    folders = {
+        "regions": tables.regions,
+        "annotated_regions": tables.boxes,
+        "images": tables.images,
+    }
+    return {name: folders[name] if read else None for name, read in reads.items()}
+
+
+def box_lines(line: Line, blind: Line | None) -> Sequence[Line]:
+    """Each figure beside the blind model's, which is shown where boxes are; ``learned`` says
+    whether it was beaten by the margin that is wanted. With one that chance is known of, that too.
+    """
+    settings, lines = line["settings"], []
+    for name in FIGURES[settings["task"]]:
+        value = line["metrics"][name]
+        more: Line = {"examples": line["metrics"].get(f"{name}_n")}
+        more |= {"chance": CHANCE[settings["task"]]}
+        more |= {key: settings[key] for key in ("seed", "steps", "pairs", "held_out")}
+        more |= {key: line[key] for key in ("cpu_minutes", "device")}
+        told = f"learning_tasks/{line['name']}/{name.replace(f'/{SPLIT}', '')}"
+        if blind is None or settings["name"] == BLIND:
+            lines.append(result_line(told, value, "share", **more))
+            continue
+        alone = blind["metrics"][name]
+        lines.append(
+            result_line(
+                told,
+                value,
+                "share",
+                peer="a model that sees no image",
+                peer_value=alone,
+                ratio=value / alone if alone else None,
+                margin=value - alone,
+                margin_wanted=MARGIN,
+                learned=value - alone >= MARGIN,
+                limit=1.0,
+                fraction_of_limit=value,
+                **more,
+            )
+        )
+    return lines

@@ -1,8 +1,8 @@
 """Repeats the papers' ablations on the generated world: every row with its published figures.
 
-``row.py`` says what a table, a row and a figure are; a file a paper has its tables; ``runs.py``
-trains and measures a row, by the runs of ``proof/``; ``compare.py`` asks whether a row moves as it
-did in the paper, and ``page.py`` writes that down.
+``row.py`` says what a table, a row and a figure are; a file a paper has its tables; ``compare.py``
+trains and measures a row, by the runs of ``proof/``, and asks whether it moves as it did in the
+paper; ``page.py`` writes that down.
 """
 
 from published.imagebert import imagebert_tables

@@ -36,11 +36,7 @@ ONE_STREAM = (
     *("masking.mismatched_regions=false", "negative_text_share=0.5", "optimizer.kind=adamw"),
     *("optimizer.decay=matrices", "optimizer.bert_rate=1", "optimizer.lr=2e-4"),
 )
-ONE_STREAM_VQA = (
-    *SINGLE_STREAM,
-    f"model.trunk.num_layers={TEXT_LAYERS}",
-    "batch_size=32",
-)
+ONE_STREAM_VQA = (*SINGLE_STREAM, f"model.trunk.num_layers={TEXT_LAYERS}", "batch_size=32")
 
 
 def layers(count: int) -> tuple[str, ...]:

@@ -101,10 +101,7 @@ def align(settings: Alignment, tables: Tables, folder: Path) -> None:
         examples = replace(examples, read=read_below(model, examples.tokens))
     run_steps(model, settings, examples)
     training = TrainingRecord(
-        recipe=settings.name,
-        stage="alignment",
-        step=settings.steps,
-        num_pairs=len(examples.tokens),
+        recipe=settings.name, stage="alignment", step=settings.steps, num_pairs=len(examples.tokens)
     )
     record = CheckpointRecord(
         variant=settings.model,

@@ -163,11 +163,7 @@ GROUPS = Masking(
 )
 PRETRAINING = {"vilbert": Training(steps=200, batch_size=32, lr=2e-4)}
 # MiniLM's layers that learn: the last one.
-ALIGNED = {
-    "interbert": ("text_layers.4",),
-    "imagebert": ("layers.2",),
-    "vl-bert": ("layers.2",),
-}
+ALIGNED = {"interbert": ("text_layers.4",), "imagebert": ("layers.2",), "vl-bert": ("layers.2",)}
 STEPS = {"interbert": 1400, "imagebert": 120, "vl-bert": 200}
 
 

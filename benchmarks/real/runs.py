@@ -1,26 +1,37 @@
 """Trains a run of several parts, tests it, and stores its figures as lines of a file."""
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Float
+from proof.side_by_side import digest_of, logged, plain
+from torch import Tensor
+
 from real.alignment import Alignment, align
-from real.ranking import rank_pairs
 from real.recipes import TASK_VARIANTS
-from real.tables import Tables, Test
-from real.task_tables import TaskTables
+from real.tables import Tables, TaskTables, Test
 from real.zero_shot import ZERO_SHOT, measure_zero_shot
 from vlmill.models.registry import get_variant
+from vlmill.models.rows import get_part
+from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.manifest import MANIFEST
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.plain_json import read_json
-from vlmill.train.checkpoints.files import CheckpointRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    LoadedCheckpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vlmill.train.checkpoints.folders import SETTINGS, saved_steps
+from vlmill.train.loading.batch import Batch
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.settings.spec import Recipe
@@ -28,8 +39,66 @@ from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+from vlmill.train.tasks.retrieval.candidates import encode_texts, read_pairs
+from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
 from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
+from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.job import RetrievalOptions
+from vlmill.train.tasks.retrieval.matching import EncodeScorer, match_scores
+from vlmill.train.tasks.retrieval.metrics import retrieval_metrics
+
+BATCH_SIZE = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfScorer(EncodeScorer):
+    """Scores pairs in bfloat16, with the head in float32."""
+
+    def read_image(self, batch: Batch) -> Float[Tensor, "1 E H"]:
+        """Returns embedded regions without padding."""
+        fields = ("region_features", "region_locations")
+        half = {name: getattr(batch.inputs, name).bfloat16() for name in fields}
+        return super().read_image(replace(batch, inputs=replace(batch.inputs, **half)))
+
+    def match(self, texts: Any, image: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
+        """Returns the head's logits in float32."""
+        return self.logit(self.pool(texts, image).float())
+
+
+def half_scorer(loaded: LoadedCheckpoint, max_elements: int | None = None) -> HalfScorer:
+    """Returns the scorer of a model, which it converts."""
+    variant = get_variant(loaded.variant)
+    body, logit = variant.get_body(loaded.model), get_part(loaded.model, variant.match_logit)
+    body.bfloat16()
+    for name in ("match_head", "score_head"):
+        for owner in (body, loaded.model):
+            if (head := getattr(owner, name, None)) is not None:
+                head.float()
+    return HalfScorer(model=body, logit=logit, max_elements=max_elements)
+
+
+def rank_pairs(checkpoint: Path, test: Test, split: str | None = None) -> dict[str, float]:
+    """Returns the recalls of a checkpoint on a test, in 0..1."""
+    loaded = load_checkpoint(checkpoint)
+    pairs = read_pairs(str(test.pairs), split).pairs
+    image_ids = list(dict.fromkeys(str(pair.image_id) for pair in pairs))
+    numbers = {image_id: number for number, image_id in enumerate(image_ids)}
+    owners = np.array([numbers[str(pair.image_id)] for pair in pairs])
+    feeding: Any = find_feeding(loaded)
+    texts = [pair.text for pair in pairs]
+    tokens = encode_texts(loaded.tokenizer, texts, longest_text(loaded, feeding)).tokens
+    with Progress(total=len(texts) * len(image_ids), unit="pair", label="ranking") as progress:
+        scores = match_scores(
+            half_scorer(loaded, feeding.max_elements),
+            tokens,
+            image_ids,
+            RegionImages(RegionReader(str(test.regions)), feeding),
+            device=torch.device("cpu"),
+            batch_size=BATCH_SIZE,
+            advance=progress.advance,
+        )
+    return retrieval_metrics(scores, owners)
+
 
 Line = dict[str, Any]
 RECALLS = tuple(f"{way}_retrieval/r{k}" for way in ("text", "image") for k in (1, 5, 10))
@@ -74,14 +143,11 @@ class Run:
     def settings(self, count: int | None = None) -> Line:
         """Returns what decides the figures of the first ``count`` parts, or of all."""
         parts = [vars(part) | {"recipe": to_plain(part.recipe)} for part in self.parts[:count]]
-        told = {"parts": parts, "from_text": self.from_text, "data": self.tables.digest()}
-        plain: Line = json.loads(json.dumps(told))
-        return plain
+        return plain({"parts": parts, "from_text": self.from_text, "data": self.tables.digest()})
 
     def folder(self, count: int) -> Path:
         """Returns the folder of a part, which all runs with the same parts before it share."""
-        message = json.dumps(self.settings(count), sort_keys=True).encode()
-        digest = hashlib.sha256(message).hexdigest()[:10]
+        digest = digest_of(self.settings(count))[:10]
         return self.tables.output / "runs" / f"{self.parts[count - 1].recipe.name}-{digest}"
 
     @property
@@ -114,9 +180,7 @@ def is_finished(part: Part, folder: Path) -> bool:
 
 def train_part(run: Run, part: Part, folder: Path, before: Path | None) -> None:
     """Trains one part; what it prints goes to a log beside its folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder.parent / f"{folder.name}.log"
-    with log.open("a", encoding="utf-8") as text, redirect_stdout(text), redirect_stderr(text):
+    with logged(folder.parent / f"{folder.name}.log"):
         if isinstance(part.recipe, Alignment):
             align(part.recipe, run.tables, folder)
         else:

@@ -100,12 +100,7 @@ def expression_rows(
 
 
 def choice_rows(
-    world: World,
-    split: Split,
-    image_id: str,
-    scene: Scene,
-    boxes: Boxes,
-    rng: np.random.Generator,
+    world: World, split: Split, image_id: str, scene: Scene, boxes: Boxes, rng: np.random.Generator
 ) -> list[dict[str, Any]]:
     """Returns a scene's two rows of ``choices``, or none where nothing of the asked thing holds."""
     subject = int(rng.integers(len(scene.things)))
@@ -185,11 +180,7 @@ def annotated_row(
 
 
 def write_boxes(
-    folder: Path,
-    world: World,
-    *,
-    images: Mapping[Split, int],
-    detector: Detector | None = None,
+    folder: Path, world: World, *, images: Mapping[Split, int], detector: Detector | None = None
 ) -> State:
     """Writes ``expressions``, ``choices`` and the things' own ``regions`` of the first images of
     each split, those that `write_world` draws.

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from vlmill.extract.config import saved_folder
-from vlmill.extract.detect.checkpoint import CAFFEMODEL, read_checkpoint
+from vlmill.extract.detect.checkpoint import CAFFEMODEL, read_checkpoint, read_saved
 from vlmill.extract.detect.config_file import ConfigFile, read_config_file
 from vlmill.extract.detect.names import NO_NAMES, DetectorNames, known_names, own_names
-from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.extract.image_level.networks import FullImages
 from vlmill.extract.weights import resolve_weights
 from vlmill.models.convert.foreign import describe_foreign

@@ -22,15 +22,14 @@ from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
 from vlmill.extract.detect.detector import Detector, compute_fingerprint, usable_device
-from vlmill.extract.detect.precision import computing
+from vlmill.extract.detect.predict import computing
 from vlmill.extract.images.decode import Pixels
 from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.config import DetectorConfig, Family
 from vlmill.models.detector.configurations import flatten_sections, make_config
 from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork
-from vlmill.models.detector.fit import describe_mismatches
 from vlmill.models.detector.keys import WrongKey
-from vlmill.models.detector.published_names import CELL_ANCHORS
+from vlmill.models.detector.published_names import CELL_ANCHORS, describe_mismatches
 from vlmill.models.detector.resnet import widen
 from vlmill.models.detector.roi_heads import pooled_of
 from vlmill.schemas.errors import InputError

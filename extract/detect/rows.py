@@ -1,6 +1,7 @@
 """Converts selected regions to rows of the regions table: columns and types."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vlmill.extract.config import Storage
-from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import SelectedRegions
+from vlmill.extract.images.resize import NetworkInput, PixelInput
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes
 from vlmill.runtime.readers.region_rows import (
@@ -23,6 +24,16 @@ from vlmill.runtime.readers.region_rows import (
     to_stored,
 )
 from vlmill.schemas.rejects import Reason, Rejected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Holds an image for the network; ``boxes`` [N, 4] in its own pixels replace proposals."""
+
+    image_id: str
+    image: NetworkInput | PixelInput
+    boxes: npt.NDArray[np.float32] | None = None
+
 
 Array = npt.NDArray[Any]
 ROUNDED = ("features", "class_probs", "global_feature")  # to the stored type
@@ -42,7 +53,9 @@ def stored_tensors(
         tensors["class_ids"] = chosen.class_ids.short()
         tensors["class_scores"] = chosen.class_scores
     if storage.class_probs == "full" or storage.top_k is not None:
-        probs = background_first(regions_at(detections.class_probs, chosen.ids), spec)
+        probs = regions_at(detections.class_probs, chosen.ids)
+        if spec.background != "first":  # the table has it first
+            probs = probs.roll(1, dims=-1)
         if storage.top_k is not None:  # ties are in column order
             ordered, columns = probs.sort(dim=-1, descending=True, stable=True)
             tensors["class_prob_ids"] = columns[..., : storage.top_k]
@@ -82,13 +95,6 @@ def regions_at(values: Float[Tensor, "N P D"], ids: Tensor) -> Float[Tensor, "N 
     """Returns each image's values of its own regions."""
     images = torch.arange(len(values), device=values.device)[:, None]
     return values[images, ids]
-
-
-def background_first(
-    class_probs: Float[Tensor, "N M K1"], spec: DetectorConfig
-) -> Float[Tensor, "N M K1"]:
-    """Returns the distribution with the background first, for any order of the family."""
-    return class_probs if spec.background == "first" else class_probs.roll(1, dims=-1)
 
 
 def finite_images(

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.selection import Frames
 from vlmill.extract.images import resize
 from vlmill.models.detector.boxes import constants

@@ -59,6 +59,8 @@ def read_members(path: Path) -> dict[str, Any]:
                 member.filename.removesuffix(".npy"): parse_array(read_member(archive, member))
                 for member in archive.infolist()
             }
+    except FileNotFoundError:
+        raise BadRecord("it is a link to a missing file") from None
     except ZIP_ERRORS as error:
         raise BadRecord(f"not a readable npz: {error}") from None
 
@@ -156,7 +158,10 @@ def parse_array(data: bytes | memoryview) -> Any:
     if min(sides, default=0) < 0 or math.prod(sides) * kind.itemsize != size:
         raise BadRecord(f"{size} bytes for an array of shape {sides}")
     flat = np.frombuffer(data, kind, count=math.prod(sides), offset=begin if size else 0)
-    return flat.reshape(sides, order="F" if fortran else "C")
+    try:
+        return flat.reshape(sides, order="F" if fortran else "C")
+    except ValueError:  # too many sides, or a huge one next to a 0
+        raise BadRecord(f"an array of shape {str(sides)[:100]}") from None
 
 
 @lru_cache(maxsize=1024)  # the same shapes and types repeat, and Python's parser is slow

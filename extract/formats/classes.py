@@ -117,12 +117,23 @@ def find_most_likely(foreground: Array) -> dict[str, Array]:
     }
 
 
+def are_columns(ids: Array, probs: Array) -> bool:
+    """Returns whether ids [n] are the largest columns of distributions [n, K], with the background
+    in the first, and not the largest of the other columns.
+    """
+    if not (ids == probs.argmax(axis=1)).all():
+        return False
+    return bool((ids != probs[:, 1:].argmax(axis=1)).any())
+
+
 class IdCheck:
     """Checks the ids of a file's rows for one that shows the number of the first class.
 
     An id that equals the number of classes shows that ids start at 1. The number of classes is that
     of the distribution's columns, or in files like those of MILVLG's port (``port``) that of its
-    detectors. ``recognised``: an earlier pass over the file has found such an id.
+    detectors. Ids that are the largest columns of a distribution with the background first show it,
+    too: vilbert-multi-task and MMF write these with ``--background``. ``recognised``: an earlier
+    pass over the file has found such an id.
     """
 
     def __init__(self, numbering: Numbering, *, port: bool, recognised: bool, name: str) -> None:
@@ -130,6 +141,7 @@ class IdCheck:
         self._port, self._recognised = port, recognised
         self._is_open = recognised or numbering.classes_from is None
         self._has_port_ids = False
+        self._compares_columns = self._is_open and self._background == "first"
 
     def look(self, row: FileRow) -> None:
         """Checks one row in the form of its file.
@@ -155,6 +167,13 @@ class IdCheck:
             self._port = False
         if self._recognised:
             return
+        if self._compares_columns and row.class_probs is not None and row.class_ids is not None:
+            self._compares_columns = not len(row.class_ids)  # the first row with boxes shows it
+            if are_columns(row.class_ids, row.class_probs):
+                what = (
+                    f"the distribution of {row.image_id}, whose largest columns are its class ids,"
+                )
+                raise CountedFromOne(what)
         for name, limit in self._limits(row).items():
             if highest.get(name) == limit:
                 what = name.replace("_ids", " id")

@@ -48,6 +48,7 @@ def parse_members(
 @lru_cache(maxsize=1)
 def find_boxes(folder: Path) -> tuple[Path, Path]:
     """Returns the path NAME of a folder NAME_att, and its folder of boxes. Raises InputError."""
+    folder = folder.absolute()  # "." has no name
     base = folder.with_name(folder.name.removesuffix(ATT))
     boxes = base.with_name(f"{base.name}{BOX}")
     if base == folder or not boxes.is_dir():

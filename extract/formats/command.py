@@ -1,11 +1,15 @@
 """Declares the arguments of ``extract-rois import`` and ``export``, and runs both."""
 
 import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMATS, describe_formats
-from vlmill.runtime.console.command import int_at_least, print_reading_hint
+from vlmill.runtime.console.command import int_at_least, print_reading_hint, print_status
+from vlmill.runtime.files.copies import FULL
 from vlmill.schemas.rejects import format_rejects
 
 IMPORT_EXAMPLES = f"""examples:
@@ -135,6 +139,21 @@ def add_export(command: argparse.ArgumentParser) -> None:
     )
 
 
+@contextmanager
+def full_disk_named(output: Path) -> Iterator[None]:
+    """Adds the output and the remedy to the error of a full disk, which often names no file."""
+    try:
+        yield
+    except OSError as error:
+        # Arrow has the error of the system in its message only.
+        reason = next((r for r in map(os.strerror, FULL) if r in str(error)), None)
+        if reason is None:
+            raise
+        raise OSError(
+            f"--output {output}: {reason}; free disk space, and the same command continues"
+        ) from None
+
+
 def command_import(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois import``."""
     from vlmill.extract.formats.import_file import Import, import_file
@@ -155,24 +174,28 @@ def command_import(arguments: argparse.Namespace) -> int:
         classes=arguments.classes,
         attributes=arguments.attributes,
     )
-    regions, rejects = import_file(job, fresh=arguments.fresh)
+    with full_disk_named(arguments.output):
+        regions, rejects = import_file(job, fresh=arguments.fresh)
     print_reading_hint(arguments.output, "regions")
     counts = reject_counts(arguments.output)
     print(f"{arguments.output}: {regions} rows of regions, {format_rejects(counts)}")
-    return 1 if counts[DAMAGE] or (rejects and not regions) else 0
+    if not regions and not rejects:
+        print_status(f"error: FILE {job.name} has no images; give a file that has some")
+    return 1 if counts[DAMAGE] or not regions else 0
 
 
 def command_export(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois export``."""
     from vlmill.extract.formats.export_file import export_file
 
-    rows = export_file(
-        arguments.regions,
-        arguments.output,
-        arguments.format,
-        fresh=arguments.fresh,
-        classes=arguments.classes,
-        attributes=arguments.attributes,
-    )
+    with full_disk_named(arguments.output):
+        rows = export_file(
+            arguments.regions,
+            arguments.output,
+            arguments.format,
+            fresh=arguments.fresh,
+            classes=arguments.classes,
+            attributes=arguments.attributes,
+        )
     print(f"{arguments.output}: {rows} images")
     return 0

@@ -45,12 +45,14 @@ class Context:
     """Holds the shared state of the readers of one import.
 
     ``sizes`` are the user's. A reader sets ``done`` to the fraction of its source that it has read.
+    ``states_sizes``: a record of the source has stated its size.
     """
 
     sizes: Sizes | None = None
     classes: Vocabulary = field(default_factory=lambda: Vocabulary(flag="--classes"))
     attributes: Vocabulary = field(default_factory=lambda: Vocabulary(flag="--attributes"))
     done: float = 0.0
+    states_sizes: bool = False
 
     def use_names_near(self, path: Path) -> None:
         """Uses the names of classes and attributes that an export has written next to ``path``.
@@ -66,8 +68,23 @@ class Context:
         """Returns the user's sizes, else the sizes that an export has written next to ``path``."""
         if self.sizes is not None:
             return self.sizes
+        path = path.absolute()  # "." has no name
         file = path.with_name(f"{path.name}{ENDING}")
         return read_sizes(str(file)) if file.is_file() else None
+
+    def require_size(
+        self, fields: dict[str, Any], sizes: Sizes | None, file: Path, layout: str
+    ) -> None:
+        """Sets the size of an image whose record does not state it, as :meth:`add_size`.
+
+        Raises BadRecord, not InputError, if earlier records of the source state theirs.
+        """
+        if {"image_w", "image_h"} <= fields.keys():
+            self.states_sizes = True
+        elif sizes is None and self.states_sizes:
+            raise BadRecord("no width and height; give --sizes for such images")
+        else:
+            self.add_size(fields, sizes, file, layout)
 
     def add_size(
         self, fields: dict[str, Any], sizes: Sizes | None, file: Path, layout: str

@@ -255,6 +255,12 @@ def check_ids(image_ids: Sequence[str], name: str) -> None:
     reader = FORMATS[name].reader
     for image_id in image_ids:
         in_lines = reader in ("tsv", "oscar") or name in ("npz-uniter", "npz-cocobu")
+        has_zero = reader in ("tsv", "oscar", "hdf5") and "\0" in image_id
+        if not image_id or has_zero:
+            raise InputError(
+                f"image_id {image_id[:200]!r} cannot be in --format {name}, as it is empty or has "
+                "a zero byte; rename the image"
+            )
         if in_lines and (any(c in image_id for c in "\t\r\n") or image_id[:1] in ('"', "\ufeff")):
             what = "a line"
         elif reader == "oscar" and image_id != image_id.strip():

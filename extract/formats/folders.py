@@ -50,12 +50,20 @@ def count_files(path: Path, ending: str) -> int:
 
 
 def count_bytes(path: Path) -> int:
-    """Returns the size of a file, or of all files that :func:`walk_files` yields."""
+    """Returns the size of a file, or of all files that :func:`walk_files` yields.
+
+    A link to a missing file has 0 bytes; its reader rejects it.
+    """
     if path.is_file():
         return path.stat().st_size
-    return sum(
-        os.stat(f"{base}/{name}").st_size for base, names in _walk_names(path, "") for name in names
-    )
+    size = 0
+    for base, names in _walk_names(path, ""):
+        for name in names:
+            try:
+                size += os.stat(f"{base}/{name}").st_size
+            except FileNotFoundError:
+                continue
+    return size
 
 
 def file_name(image_id: str, ending: str, *, name: str) -> str:
@@ -69,9 +77,20 @@ def file_name(image_id: str, ending: str, *, name: str) -> str:
     return f"{stem}{ending}"
 
 
+def is_utf8(text: str) -> bool:
+    """Returns whether a text can be stored in UTF-8. File names of other encodings cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def id_of_file(file: Path, ending: str) -> str:
     """Returns the id of a file name: without the ending, and unquoted if an export may have written
     it.
     """
     stem = file.name[: -len(ending)]
+    if not is_utf8(stem):
+        return stem
     return unquoted if quote(unquoted := unquote(stem), safe=SAFE) == stem else stem

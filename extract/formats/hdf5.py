@@ -94,7 +94,7 @@ def read(path: Path, context: Context) -> Iterator[Item]:
     try:
         file = h5py.File(path, "r")
     except ERRORS as error:
-        detail = f"it cannot be opened, and no image of it is read: {error}"
+        detail = f"it cannot be opened, and no image of it is read: {describe_error(error)}"
         yield partial(_same, _broken(path.name, detail))
         return
     with file:
@@ -110,7 +110,7 @@ def read(path: Path, context: Context) -> Iterator[Item]:
         except InputError:
             raise
         except ERRORS as error:
-            detail = f"no image of it can be read: {error}"
+            detail = f"no image of it can be read: {describe_error(error)}"
             yield partial(_same, _broken(path.name, detail))
             return
         for done, (row, image_id) in enumerate(images):
@@ -124,6 +124,11 @@ def _same(bad: InvalidRecord) -> Record:
 
 def _broken(key: str, detail: str) -> InvalidRecord:
     return InvalidRecord(key=key, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+
+
+def describe_error(error: Exception) -> str:
+    """Returns the message of an error of h5py; str() of a KeyError would have quotes."""
+    return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
 
 
 def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
@@ -188,7 +193,7 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
 
 
 def map_dataset(data: h5py.Dataset, path: Path) -> h5py.Dataset | Array:
-    """Returns a data set of numbers as an array that maps its place in the file.
+    """Returns a data set of numbers as an array that maps its bytes in the file.
 
     Reading a part of it through the library takes ten times as long. A data set in chunks, or of
     which the file is cut, is returned unchanged.
@@ -201,7 +206,7 @@ def map_dataset(data: h5py.Dataset, path: Path) -> h5py.Dataset | Array:
     if offset + data.nbytes > len(mapped):
         return data
     array: Array = np.ndarray(data.shape, kind, mapped, offset)
-    # The library decides where a file begins, and what the bits of a number mean.
+    # The library decides where a file begins, and the meaning of the bits of a number.
     return array if array[-1].tobytes() == data[-1].tobytes() else data
 
 
@@ -279,8 +284,10 @@ def read_record(layout: Layout, row: int, image_id: str) -> Record:
             layout.add_size(fields)
     except BadRecord as error:
         return InvalidRecord(key=image_id, detail=str(error), reason=error.reason)
+    except InputError:  # a ValueError: without sizes no image can be read
+        raise
     except ERRORS as error:
-        return _broken(image_id, f"its boxes cannot be read: {error}")
+        return _broken(image_id, f"its boxes cannot be read: {describe_error(error)}")
     return make_record(image_id, fields)
 
 
@@ -310,7 +317,9 @@ def find_size(boxes: Array, spatial: Array) -> dict[str, int]:
 
 
 def has_groups(file: h5py.File) -> bool:
-    """Returns whether the first object of a file is a group that holds features, at any depth."""
+    """Returns whether the first object of a file is a group that holds features or boxes, at any
+    depth.
+    """
     group: Any = file
     for _ in range(MAX_DEPTH):
         first = next(iter(group), None)
@@ -319,7 +328,7 @@ def has_groups(file: h5py.File) -> bool:
         group = group[first]
         if not isinstance(group, h5py.Group):
             return False
-        if "features" in group:
+        if any(name in group for name in NEEDED):
             return True
     return False
 
@@ -339,7 +348,7 @@ def read_groups(parent: h5py.Group, name: str, depth: int) -> Iterator[Item]:
         names = list(group)
         is_image = not names or "features" in group or "boxes" in group
     except ERRORS as error:
-        yield partial(_same, _broken(key, f"it cannot be read: {error}"))
+        yield partial(_same, _broken(key, f"it cannot be read: {describe_error(error)}"))
         return
     if is_image:
         yield partial(read_group, group, key)
@@ -359,7 +368,7 @@ def read_group(group: h5py.Group, key: str) -> Record:
     except BadRecord as error:
         return InvalidRecord(key=key, detail=str(error), reason=error.reason)
     except ERRORS as error:
-        return _broken(key, f"it cannot be read: {error}")
+        return _broken(key, f"it cannot be read: {describe_error(error)}")
     return make_record(key, {**fields, "image_id": key})
 
 

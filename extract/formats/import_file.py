@@ -82,8 +82,8 @@ class Import:
 def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     """Writes the tables; returns the rows of regions and of rejects.
 
-    Memory is bounded by 16 rows and the ids. A killed import continues. Raises InputError for a
-    file of no known format.
+    Memory is bounded by one row group and the ids. A killed import continues. Raises InputError for
+    a file of no known format.
     """
     sources = find_sources(job.files, job.format)
     settings = make_settings(job, sources)
@@ -289,7 +289,7 @@ class Converter:
 
 def read_items(source: Source, context: Context) -> Iterator[Item]:
     """Yields a function for each record of a source; calling it reads the record."""
-    context.done = 0.0
+    context.done, context.states_sizes = 0.0, False
     if source.reader == "tsv":
         return tsv.read(source.path, context, source.format)
     return READ[source.reader](source.path, context)

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vlmill.extract.formats.arrays import ZIP_MAGIC
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.lmdb_file import LmdbFile
 from vlmill.extract.formats.lmdb_pages import LostValue, Pages, Value
@@ -38,6 +39,7 @@ from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.models.convert.plain_pickle import BadPickle, plain_value
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.images.formats import HEAD_BYTES, format_name
 from vlmill.schemas.rejects import Reason
 
 KEYS = b"keys"
@@ -48,8 +50,10 @@ FILE = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
 loads = SimilarPickles().loads
 NEEDED = {"boxes", "features"}
-# Keys of databases with other values: UNITER's msgpack, tensorpack, and plain images.
-KNOWN_OTHERS = {b"__keys__": "UNITER's or tensorpack's: give the .npz or .h5 it was made from"}
+# The list of keys in databases with other values: UNITER's and tensorpack's.
+OTHER_KEYS = b"__keys__"
+# The first byte of a msgpack dict or list; pickles begin with 0x80 or a letter.
+MSGPACK = (*range(0x81, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF)
 
 
 def is_lmdb(path: Path) -> bool:
@@ -122,8 +126,11 @@ def _same(bad: InvalidRecord) -> Record:
 
 def require_layout(key: bytes, value: Value, path: Path) -> None:
     """Raises InputError, once, if the first value is a complete pickle of other content."""
-    if key in KNOWN_OTHERS:
-        raise InputError(f"FILE {path} is another type of LMDB, {KNOWN_OTHERS[key]}")
+    if kind := other_kind(key, bytes(value[:HEAD_BYTES])):
+        raise InputError(
+            f"FILE {path} is another type of LMDB: {decode_key(key)[:80]} is {kind}; give an LMDB "
+            "of vilbert_beta, vilbert-multi-task, VOLTA or MMF, or the files that it was made from"
+        )
     try:
         item = loads(value)
     except BadPickle:
@@ -138,6 +145,18 @@ def require_layout(key: bytes, value: Value, path: Path) -> None:
             f"{what}, expected a "
             "dict with features and boxes (vilbert_beta, vilbert-multi-task, VOLTA or MMF)"
         )
+
+
+def other_kind(key: bytes, head: bytes) -> str | None:
+    """Returns the content of a record by its first bytes if it is known not to be a pickle."""
+    if key == OTHER_KEYS:
+        return "the list of keys of UNITER's or tensorpack's databases"
+    if head.startswith(ZIP_MAGIC):
+        return "a compressed .npz, as in UNITER's databases"
+    if head[:1] and head[0] in MSGPACK:
+        return "msgpack, as in UNITER's and tensorpack's databases"
+    name = format_name(head)
+    return name and f"an image ({name})"
 
 
 def decode_key(key: bytes) -> str:
@@ -161,8 +180,7 @@ def parse_record(
         if (stated_id := str(fields.get("image_id", name))) != name and "feature_path" not in item:
             raise BadRecord(f"image_id is {stated_id[:100]}, the key is {name}")
         fields["image_id"] = name
-        if not {"image_w", "image_h"} <= fields.keys():
-            context.add_size(fields, sizes, path, "an LMDB of features")
+        context.require_size(fields, sizes, path, "an LMDB of features")
         count_arrays(fields)
     except (BadPickle, BadRecord) as error:
         return InvalidRecord(key=name, detail=str(error))

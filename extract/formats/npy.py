@@ -3,7 +3,8 @@
 vilbert-multi-task (``script/extract_features.py``) saves one dict per image: image_id,
 image_height, image_width, num_boxes, bbox, features, objects, cls_prob. MMF
 (``extract_features_vmb.py``) saves the features [N, D] as ID.npy and the other entries as a dict in
-ID_info.npy; its ids are paths below the folder, without the ending.
+ID_info.npy; its ids are paths below the folder, without the ending. ID_full.npy, which its
+``extract_features_frcnn.py --visualize`` adds, is skipped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ from vlmill.models.convert.plain_pickle import plain_value
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
-ENDING, INFO = ".npy", "_info.npy"
+ENDING, INFO, FULL = ".npy", "_info.npy", "_full.npy"
 BOXES = "_box"  # folders of cocobu, whose features are in .npz
 
 
@@ -46,15 +47,19 @@ def read(path: Path, context: Context) -> Iterator[Item]:
     root = path if path.is_dir() else path.parent
     for number, file in enumerate(walk_files(path, ENDING)):
         context.done = number / total
-        if not file.name.endswith(INFO):
+        if not is_companion(file):
             yield partial(read_record, file, root, context, sizes)
 
 
 def require_layout(path: Path) -> None:
-    """Raises InputError, once, if the first readable file has an unknown layout."""
+    """Raises InputError, once, if the first readable file has an unknown layout, and if no file
+    has features.
+    """
+    has_features = False
     for file in walk_files(path, ENDING):
-        if file.name.endswith(INFO):
+        if is_companion(file):
             continue
+        has_features = True
         try:
             value = read_array(file)
             entries = parse_entries(value)
@@ -71,6 +76,26 @@ def require_layout(path: Path) -> None:
             f"FILE {path}: {file.name} is {what}, not features with their boxes. Known: a dict "
             "with features and bbox (vilbert-multi-task); ID.npy with ID_info.npy (MMF)"
         )
+    if not has_features:
+        raise InputError(
+            f"FILE {path}: boxes without features (ID{INFO} of MMF); give the folder that has "
+            "the features ID.npy, too"
+        )
+
+
+def is_companion(file: Path) -> bool:
+    """Returns whether a file only completes the features of an image."""
+    return completed_file(file) is not None
+
+
+def completed_file(file: Path) -> Path | None:
+    """Returns the features that a file of MMF completes; None for a file of features."""
+    for ending in (INFO, FULL):
+        if file.name.endswith(ending):
+            base = file.with_name(f"{file.name.removesuffix(ending)}{ENDING}")
+            is_full = info_file(base).is_file() and not info_file(file).is_file()
+            return base if ending == INFO or is_full else None
+    return None
 
 
 def parse_entries(value: Any) -> dict[str, Any]:
@@ -101,8 +126,7 @@ def read_record(file: Path, root: Path, context: Context, sizes: Sizes | None) -
         if absent := {"boxes", "features"} - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
         fields["image_id"] = str(fields["image_id"])
-        if not {"image_w", "image_h"} <= fields.keys():
-            context.add_size(fields, sizes, root, "features in .npy")
+        context.require_size(fields, sizes, root, "features in .npy")
         count_arrays(fields)
     except BadRecord as error:
         return InvalidRecord(key=key, detail=str(error), reason=error.reason)

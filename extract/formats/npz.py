@@ -2,7 +2,8 @@
 
 MILVLG's port writes x [N, D], bbox, num_bbox, image_h, image_w and info, an array of one dict.
 For VQA, OpenVQA and MCAN read x [D, N] without info; for GQA, OpenVQA reads x [N, D], bbox, width
-and height (its ``data/gqa/gqa_feat_preproc.py`` writes them).
+and height (its ``data/gqa/gqa_feat_preproc.py`` writes them). The first versions of the port, and
+other ports that followed it, write x and bbox only, so the sizes come from ``--sizes``.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -97,6 +98,7 @@ def read_record(
             fields = cocobu.parse_members(members, key, file, context, sizes)
         else:
             fields = parse_members(members, key, transposes)
+            context.require_size(fields, sizes(root), root, "features in .npz")
     except BadRecord as error:
         return InvalidRecord(key=file.name, detail=str(error), reason=error.reason)
     return make_record(str(fields["image_id"]), fields)
@@ -118,7 +120,7 @@ def rename_members(members: dict[str, Any]) -> dict[str, Any]:
     fields = rename_fields(members)
     if "num_boxes" not in fields and len(np.shape(fields.get("boxes", ()))) == 2:
         fields["num_boxes"] = len(fields["boxes"])
-    needed = {"features", "boxes", "num_boxes", "image_h", "image_w"}
+    needed = {"features", "boxes", "num_boxes"}
     if absent := needed - fields.keys():
         raise BadRecord(f"no {', '.join(sorted(MEMBERS.get(name, name) for name in absent))}")
     return fields

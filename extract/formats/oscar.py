@@ -121,7 +121,7 @@ class Companion:
     """Finds lines of another TSV by their keys; the offsets of all lines stay in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=BUFFER)
+        self.name, self._file = path.name, path.open("rb", buffering=BUFFER)
         self._offsets: dict[bytes, int] | None = None
 
     def find(self, key: bytes) -> Any:
@@ -166,10 +166,18 @@ def read_record(
             found = {"num_boxes": texts[0].decode("ascii", "replace"), "features": texts[-1]}
         else:
             take(_parse(texts[0]), found)
+        unlisted = []
         for companion in companions:
             if not {"objects", "image_w"} <= found.keys():
-                take(companion.find(raw), found)
-        fields = make_fields(key, found, context, sizes, path)
+                value = companion.find(raw)
+                unlisted += [companion.name] if value is None else []
+                take(value, found)
+        try:
+            fields = make_fields(key, found, context, sizes, path)
+        except InputError:
+            if not unlisted:
+                raise
+            raise BadRecord(f"no line of {' or '.join(unlisted)} has this id") from None
     except BadRecord as error:
         return InvalidRecord(key=key, detail=f"{location}: {error}", reason=error.reason)
     return make_record(key, fields)
@@ -216,16 +224,14 @@ def make_fields(
         size = None if spatial is None else _size_or_none(fields["boxes"], spatial)
         if size is not None and (size.items() <= fields.items() or "image_w" not in fields):
             fields |= {**size, "features": features[:, :-SPATIAL]}
-        if "image_w" not in fields or "image_h" not in fields:
-            context.add_size(fields, sizes, path, "Oscar's features")
+        context.require_size(fields, sizes, path, "Oscar's features")
         return fields
     if spatial is None or not _are_fractions(spatial):
         raise InputError(
             f"FILE {path}: features without boxes; put the label.tsv or predictions.tsv that was "
             "written with them into the same folder"
         )
-    if "image_w" not in fields or "image_h" not in fields:
-        context.add_size(fields, sizes, path, "Oscar's features, whose boxes are fractions")
+    context.require_size(fields, sizes, path, "Oscar's features, whose boxes are fractions")
     scale = np.array([fields["image_w"], fields["image_h"]] * 2, np.float64)
     boxes = (spatial[:, :4] * scale).astype(np.float32)
     return {**fields, "boxes": boxes, "features": features[:, :-SPATIAL]}
@@ -268,8 +274,8 @@ def read_objects(objects: list[dict[str, Any]], context: Context) -> dict[str, A
     try:
         boxes = np.array([o["rect"] for o in objects], np.float32).reshape(len(objects), 4)
         scores = np.array([o.get("conf", np.nan) for o in objects], np.float32)
-    except (KeyError, ValueError, TypeError) as error:
-        raise BadRecord(f"an object without a rect of four numbers and a conf ({error})") from None
+    except (KeyError, ValueError, TypeError):
+        raise BadRecord("an object without a rect of four numbers or a number as conf") from None
     fields: dict[str, Any] = {"boxes": boxes}
     if all(isinstance(o.get("class"), str) for o in objects):
         numbers = [_number(o["class"], context.classes) for o in objects]

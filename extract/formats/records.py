@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
+from vlmill.extract.formats.folders import is_utf8
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
@@ -40,6 +41,8 @@ COLUMNS = {
     "attrs_id": "attribute_ids",
     "attrs_conf": "attribute_scores",
 }
+PROBABILITIES = ("cls_prob", "objects_conf", "attrs_conf")
+PROBABILITY_TOLERANCE = 1e-5  # a softmax in float32, or its sum, may round to above 1
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
 # The fields' names in other projects: vilbert-multi-task and MMF, VOLTA, MILVLG and GQA.
 ALIASES = {
@@ -211,6 +214,10 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     are the file's statements. Raises BadRecord for inconsistent fields.
     """
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
+    if not (image_id := str(fields["image_id"])):
+        raise BadRecord("no id")
+    if not image_id.isascii() and not is_utf8(image_id):
+        raise BadRecord("its id is not text in UTF-8; rename it")
     for name in ("boxes", "features"):
         if fields.get(name) is None:
             raise BadRecord(f"{name} has no value")
@@ -221,6 +228,9 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
             if count and (numbers.min() < NO_CLASS or numbers.max() > MAX_ID):
                 raise BadRecord(f"{name} has a number outside {NO_CLASS}..{MAX_ID}")
             arrays[name] = numbers.astype(np.int16)
+    for name in PROBABILITIES:
+        if name in arrays and not are_probabilities(arrays[name]):
+            raise BadRecord(f"{name} has a number outside 0..1; it must be after the softmax")
     # Numbers of other arrays that are not finite are found when the row is stored.
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
@@ -234,7 +244,7 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         arrays["boxes"] = clip_padding(boxes, width, height)
     columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
     return FileRow(
-        image_id=str(fields["image_id"]),
+        image_id=image_id,
         width=width,
         height=height,
         is_clipped=is_clipped,
@@ -257,7 +267,8 @@ def count_arrays(fields: dict[str, Any]) -> None:
 
     The extractors of vilbert-multi-task and MMF write a ``num_boxes`` that omits boxes without a
     confidence, and the former has one class too few; loaders use the number of rows of the
-    features.
+    features. MMF's ``extract_features_frcnn.py`` writes the largest allowed number, and as
+    ``cls_prob`` the scores of the classes [n].
     """
     boxes = fields.get("boxes")
     if not isinstance(boxes, np.ndarray) or boxes.ndim != 2:
@@ -265,7 +276,11 @@ def count_arrays(fields: dict[str, Any]) -> None:
             fields["num_boxes"] = boxes.size // 4
         return
     count, stated_count = len(boxes), fields.get("num_boxes", len(boxes))
-    if whole_number("num_boxes", stated_count, 0, MAX_BOXES) <= count:
+    scores = fields.get("cls_prob")
+    if isinstance(scores, np.ndarray) and scores.shape == (count,):
+        fields.setdefault("objects_conf", fields.pop("cls_prob"))
+        fields["num_boxes"] = count
+    elif whole_number("num_boxes", stated_count, 0, MAX_BOXES) <= count:
         fields["num_boxes"] = count
     ids = fields.get("objects_id")
     if isinstance(ids, np.ndarray) and ids.size == count - 1:
@@ -322,6 +337,14 @@ def row_major(name: str, value: Array, count: int) -> Array:
         return value.reshape(sides).T
     text = " x ".join(map(str, value.shape))
     raise BadRecord(f"{name} is {text}: no side has the {count} boxes of num_boxes")
+
+
+def are_probabilities(array: Array) -> bool:
+    """Returns whether all finite numbers of an array are from 0 to 1."""
+    if not array.size or (array.min() >= 0 and array.max() <= 1 + PROBABILITY_TOLERANCE):
+        return True
+    wrong = (array < 0) | (array > 1 + PROBABILITY_TOLERANCE)
+    return not (wrong & np.isfinite(array)).any()
 
 
 def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:

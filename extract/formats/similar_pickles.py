@@ -31,7 +31,7 @@ MAX_LEARNT = 64  # kinds: where every pickle is of another kind, the search only
 MAX_INSTRUCTIONS = 1_000  # of a pickle whose kind is remembered: records have some 300
 MAX_FIXED = 4096  # bytes of a step
 MAX_HOLES = 256  # whose numbers fit the instruction
-# The bytes of a number, and those that hold the length of a text or of bytes.
+# The bytes of a number, and of the length of a text or of bytes.
 NUMBERS = {"BININT1": 1, "BININT2": 2}
 TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4}
 SHORT_BYTES = {"SHORT_BINBYTES": 1}
@@ -60,13 +60,13 @@ class Step(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """Stands for a value that differs between the pickles of a kind."""
+    """Represents a value that differs between the pickles of a kind."""
 
     number: int
 
 
 class _Call:
-    """Stands for the result of a function of values that differ."""
+    """Represents the result of a function of values that differ."""
 
     __slots__ = ("arguments", "function")
 
@@ -126,8 +126,8 @@ class SimilarPickles:
                     return fill(values)
             except BadPickle:
                 raise
-            except Exception as error:
-                raise BadPickle(f"a damaged pickle: {error}"[:200]) from None
+            except Exception:
+                raise BadPickle("a damaged pickle") from None
         value = loads(data)
         if self._learnt < MAX_LEARNT:
             self._learnt += 1
@@ -168,7 +168,7 @@ def _learn(data: bytes) -> tuple[list[Step], Fill] | None:
         fill = _Filling().make(content)
         fill(_read_values(memoryview(data), steps) or [])
         return steps, fill
-    except Exception:  # any that a value causes where a hole cannot stand for it
+    except Exception:  # any that a value causes where a hole cannot replace it
         return None
 
 

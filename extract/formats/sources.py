@@ -1,12 +1,13 @@
 """Finds the feature files that the arguments of an import name, and their formats by content."""
 
+import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from vlmill.extract.formats import cocobu, hdf5, lmdb, npz, oscar, tsv, vlbert
+from vlmill.extract.formats import cocobu, hdf5, lmdb, npy, npz, oscar, tsv, vlbert
 from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
 from vlmill.extract.formats.folders import count_bytes, walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
@@ -16,10 +17,23 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.formats import HEAD_BYTES, format_name, other_name
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 
 # Endings of files that belong to other files or are not features: folders are read without them.
-OTHER_ENDINGS = (".lineidx", ".pkl", ".txt", ".md", ".yaml", ".yml", ".lock", *IMAGE_ENDINGS)
+OTHER_ENDINGS = (
+    ".lineidx",
+    ".pkl",
+    ".txt",
+    ".md",
+    ".yaml",
+    ".yml",
+    ".lock",
+    "-lock",
+    *IMAGE_ENDINGS,
+)
 MAX_JSON = 64 * 2**20
+TORCH = (".pt", ".pth")
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +60,7 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
     an unknown format, or a format other than ``name``.
     """
     paths = [path for argument in arguments for path in expand(argument)]
+    paths = [path for path in paths if not completes_other(path, paths)]
     found = [source for path in paths for source in sources_of(path, name)]
     return drop_companions(list(dict.fromkeys(found)))
 
@@ -53,9 +68,14 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
 def expand(argument: str | Path) -> list[Path]:
     """Returns the paths that an argument names. Raises InputError without a path."""
     path = Path(argument)
+    if not str(argument):
+        raise InputError("FILE is empty; give feature files or folders")
+    if not path.name or path.name == "..":  # "." has no name, and nothing next to it
+        path = Path(os.path.abspath(path))
     if path.exists():
         return [path]
-    paths = [match for match in matches(str(argument)) if not match.name.startswith(".")]
+    found = matches(str(argument))
+    paths = [match for match in found if not match.name.startswith(".") and match.exists()]
     if not paths:
         raise InputError(f"FILE {path}: no such file; give feature files or folders")
     return paths
@@ -101,8 +121,10 @@ def recognise(path: Path) -> str | None:
         return "hdf5"
     if path.suffix == vlbert.ENDING and is_vlbert(path):
         return "vl-bert"
-    if format_name(head) or b"\0" in head:
+    if format_name(head):
         return None
+    if b"\0" in head.split(b"\n", 1)[0]:
+        return tsv.sniff_format(path, only_ascii=True)
     return tsv.sniff_format(path) or ("oscar" if oscar.sniff_kind(path) else None)
 
 
@@ -113,7 +135,7 @@ def recognise_zip(path: Path) -> str | None:
             names = [m.filename for m in archive.infolist() if not m.is_dir()]
     except ZIP_ERRORS:
         return "npz" if path.suffix == npz.ENDING else "vl-bert" if path.suffix == ".zip" else None
-    if any(name.endswith(vlbert.ENDING) for name in names):
+    if any(vlbert.is_member(name) for name in names):
         return "vl-bert"
     is_arrays = path.suffix == npz.ENDING or (names and all(n.endswith(".npy") for n in names))
     return "npz" if is_arrays else None
@@ -131,41 +153,64 @@ def sources_in(folder: Path) -> Iterator[Source]:
     """Yields the sources of a folder: its files, and itself for formats with one file per image."""
     per_image = dict[str, None]()
     first_json: Path | None = None
-    belongs = cache(belongs_to_npz)
+    unknown = list[Path]()
+    beside = cache(features_beside)
     for file in walk_files(folder, ""):
         ending = file.suffix.lower()
         if ending == npz.ENDING:
             per_image["npz"] = None
         elif ending == ".npy":
-            if "npy" not in per_image and not belongs(file.parent):
+            if "npy" not in per_image and beside(file.parent) is None:
                 per_image["npy"] = None
         elif ending == vlbert.ENDING:
             first_json = first_json or file
         elif file.name == lmdb.FILE:
             yield make_source(file.parent, "lmdb")
-        elif (
-            file.name != "lock.mdb"
-            and not file.name.lower().endswith(OTHER_ENDINGS)
-            and (format_ := recognise(file)) is not None
-        ):
+        elif file.name != "lock.mdb" and not file.name.lower().endswith(OTHER_ENDINGS):
+            if (format_ := recognise(file)) is None:
+                unknown.append(file)
+                continue
             per_image.setdefault("", None)
             yield make_source(file, format_)
+    if per_image and unknown:
+        print_status(
+            f"note: FILE {folder}: {format_count(len(unknown), 'file')} not imported, such as "
+            f"{unknown[0].name}: {describe(unknown[0])}"
+        )
     yield from (make_source(folder, name) for name in per_image if name)
     if not per_image and first_json is not None and is_vlbert(first_json):
         yield make_source(folder, "vl-bert")
 
 
-def belongs_to_npz(folder: Path) -> bool:
-    """Returns whether a folder of ``.npy`` holds the boxes or means of adjacent cocobu features."""
+def completes_other(path: Path, paths: Sequence[Path]) -> bool:
+    """Returns whether a folder only completes cocobu features that are among ``paths``.
+
+    Raises InputError if it completes others.
+    """
+    features = features_beside(path)
+    if features is None or not path.is_dir():
+        return False
+    if features not in paths:
+        raise InputError(
+            f"FILE {path} has the boxes or the means of the features in {features}; give that "
+            "folder, and the boxes are found"
+        )
+    return True
+
+
+def features_beside(folder: Path) -> Path | None:
+    """Returns the folder of cocobu features next to a folder of their boxes or means."""
     for end in (cocobu.BOX, cocobu.FC):
         if folder.name.endswith(end):
-            base = folder.name.removesuffix(end)
-            return folder.with_name(f"{base}{cocobu.ATT}").is_dir()
-    return False
+            features = folder.with_name(f"{folder.name.removesuffix(end)}{cocobu.ATT}")
+            return features if features.is_dir() else None
+    return None
 
 
 def drop_companions(sources: list[Source]) -> list[Source]:
-    """Returns the sources without the TSV files of Oscar that only complete other files."""
+    """Returns the sources without the files of Oscar and MMF that only complete other files."""
+    paths = {s.path for s in sources}
+    sources = [s for s in sources if s.format != "npy" or npy.completed_file(s.path) not in paths]
     kinds = {s.path: oscar.sniff_kind(s.path) for s in sources if s.format == "oscar"}
     kept = []
     for source in sources:
@@ -186,11 +231,23 @@ def describe(path: Path) -> str:
     if path.is_dir():
         names = [file.name for _, file in zip(range(3), walk_files(path, ""), strict=False)]
         return f"no feature file in this folder (it has {', '.join(names) or 'no files'})"
+    if not path.is_file():
+        return "it is a link to nothing, or not a regular file"
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if not head:
         return "it is empty"
-    if name := format_name(head) or other_name(head):
+    if not any(head):
+        return f"it begins with {len(head):,} zeros; copy or download it again"
+    if head.startswith(UTF_16):
+        return "it is text in UTF-16; convert it to UTF-8"
+    if path.suffix in TORCH:
+        return "it is a file of PyTorch; write its features in one of the known formats"
+    if name := format_name(head):
         return f"it is {name}, not a file of features"
-    fields = head.split(b"\n", 1)[0].count(b"\t") + 1
-    return f"not a file of features (its first line has {fields} fields)"
+    if name := other_name(head):
+        remedy = "; unpack it first" if name.endswith("archive") else ""
+        article = "an" if name[0] in "AHx" else "a"  # HTML page, xz archive
+        return f"it is {article} {name}, not a file of features{remedy}"
+    fields = format_count(head.split(b"\n", 1)[0].count(b"\t") + 1, "field")
+    return f"not a file of features (its first line has {fields})"

@@ -53,6 +53,8 @@ FIELDS = {
 STATED: dict[str, dict[str, Any]] = {"tsv": {"classes_from": 0}, "tsv7": {"background": "first"}}
 BY_COUNT = {len(fields): name for name, fields in FIELDS.items()}
 HEADERS = (b"img_id", b"image_id")
+TAB = b"\t"
+MAX_FIELDS = 20
 MAX_LINE = 64 * 2**20  # 100 boxes with the full distribution are 2 MB
 FIRST_LINES = 20  # that show the layout: one may be truncated, or two joined
 BUFFER = 2**20
@@ -62,11 +64,16 @@ LINE_END = b"\r\n"
 BLANK = (b"\n", LINE_END)
 
 
-def sniff_format(path: Path) -> str | None:
-    """Returns the layout of most of the first lines; None if it is unknown."""
+def sniff_format(path: Path, *, only_ascii: bool = False) -> str | None:
+    """Returns the layout of most of the first lines; None if it is unknown.
+
+    ``only_ascii`` ignores lines of other bytes, since any binary file may have a line of 6 fields.
+    """
     with path.open("rb", buffering=BUFFER) as file:
         counts = Counter(
-            line.count(b"\t") + 1 for line in islice(lines(file), FIRST_LINES) if line is not None
+            line.count(TAB) + 1
+            for line in islice(lines(file), FIRST_LINES)
+            if line is not None and not (only_ascii and (b"\0" in line or not line.isascii()))
         )
     known = [(count, fields) for fields, count in counts.items() if fields in BY_COUNT]
     return BY_COUNT[max(known)[1]] if known else None
@@ -101,7 +108,7 @@ def read(path: Path, context: Context, name: str | None = None) -> Iterator[Item
 
 def is_header(line: bytes) -> bool:
     """Returns whether a line holds the names of the fields."""
-    return line[:20].split(b"\t", 1)[0].strip(b'"') in HEADERS
+    return line[:20].split(TAB, 1)[0].strip(b'"') in HEADERS
 
 
 def _same(bad: InvalidRecord) -> Record:
@@ -133,16 +140,14 @@ def _join_quoted(line: bytes, following: bytes, file: BinaryIO) -> tuple[bytes, 
     A line does not continue a quoted field if it has a tab before its first quote: then a quote is
     missing, as in a truncated file, and the lines are separate records.
     """
-    parts, is_open = [line], True
-    size = len(line)
-    while is_open and following and size < MAX_LINE:
-        if b"\t" in following.split(b'"', 1)[0]:
+    joined, is_open = bytearray(line), True
+    while is_open and following and len(joined) < MAX_LINE:
+        if TAB in following.split(b'"', 1)[0]:
             break
-        parts.append(following)
-        size += len(following)
+        joined += following
         is_open ^= following.count(b'"') % 2 == 1
         following = file.readline(MAX_LINE)
-    return b"".join(parts), following
+    return bytes(joined), following
 
 
 def parse_record(line: bytes, layout: str, location: str) -> Record:
@@ -152,7 +157,7 @@ def parse_record(line: bytes, layout: str, location: str) -> Record:
     key = str(texts[0], "utf-8", "replace")
     key = key if len(texts) > 1 and key else location
     if len(texts) != len(names):
-        detail = f"{location}: {len(texts)} fields, must be {len(names)}"
+        detail = f"{location}: {line.count(TAB) + 1} fields, must be {len(names)}"
         return InvalidRecord(key=key, detail=detail)
     try:
         str(texts[0], "utf-8")
@@ -170,12 +175,15 @@ def parse_record(line: bytes, layout: str, location: str) -> Record:
 
 
 def split_fields(line: bytes) -> list[memoryview]:
-    """Returns the fields of a line, without a copy, and without the quotes of the csv module."""
+    """Returns the fields of a line, without a copy, and without the quotes of the csv module.
+
+    All fields after the first :data:`MAX_FIELDS` are one: each takes 200 bytes of memory.
+    """
     end = len(line)
     while end and line[end - 1] in b"\r\n":
         end -= 1
-    view, start, fields = memoryview(line), 0, []
-    while (tab := line.find(b"\t", start, end)) >= 0:
+    view, start, fields = memoryview(line), 0, list[memoryview]()
+    while len(fields) < MAX_FIELDS and (tab := line.find(TAB, start, end)) >= 0:
         fields.append(view[start:tab])
         start = tab + 1
     fields.append(view[start:end])
@@ -201,7 +209,7 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
     """Writes one line per row."""
     names, file = FIELDS[plan.name], files.open_file(files.path)
     for row in rows:
-        file.write(b"\t".join(format_field(field, row) for field in names))
+        file.write(TAB.join(format_field(field, row) for field in names))
         file.write(LINE_END)
 
 

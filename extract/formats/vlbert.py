@@ -54,7 +54,7 @@ def read(path: Path, context: Context) -> Iterator[Item]:
         return
     try:
         archive = zipfile.ZipFile(path)
-        members = [m for m in archive.infolist() if m.filename.endswith(ENDING)]
+        members = [m for m in archive.infolist() if is_member(m.filename)]
     except ZIP_ERRORS as error:
         detail = f"it cannot be opened, and no image of it is read: {error}"
         reason = Reason.BROKEN_ARCHIVE
@@ -67,6 +67,13 @@ def read(path: Path, context: Context) -> Iterator[Item]:
             if not number:
                 require_layout(path, member.filename, load)
             yield partial(read_record, Path(member.filename), load)
+
+
+def is_member(name: str) -> bool:
+    """Returns whether a member of a zip is JSON. Hidden files are not, such as macOS's ``._1.json``
+    in ``__MACOSX``.
+    """
+    return name.endswith(ENDING) and not any(part.startswith(".") for part in name.split("/"))
 
 
 def _read_file(file: Path) -> bytes:

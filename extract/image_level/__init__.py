@@ -1,4 +1,4 @@
 """Computes features of full images with additional networks (ImageBERT, sec. 5.3).
 
-Read ``settings`` (which networks exist), ``crop`` (their part of an image), ``networks``.
+Read ``crop`` (their part of an image), then ``networks``.
 """

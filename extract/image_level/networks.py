@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vlmill.extract.config import NETWORKS
 from vlmill.extract.image_level.crop import Crop, Pixels
-from vlmill.extract.image_level.settings import NETWORKS
 from vlmill.models.convert.files import read_state
-from vlmill.models.detector.fit import describe_mismatches
+from vlmill.models.detector.published_names import describe_mismatches
 from vlmill.models.detector.random_weights import centred_normal
 from vlmill.runtime.files.listed import hash_file
 from vlmill.schemas.errors import InputError

@@ -1,4 +1,4 @@
-"""Selects planned images: those of pairs, those with given boxes, those with known ids."""
+"""Selects planned images: images of pairs, images with given boxes, and images with known ids."""
 
 import dataclasses
 import re

@@ -86,7 +86,7 @@ def plan_images(
     with closing(progress):
         for argument in arguments:
             planned_before = len(plan)
-            for image in find_images(argument, skipped):
+            for image in find_images(argument, skipped, is_only=len(arguments) == 1):
                 plan.append(with_id(image, ids))
                 progress.advance()
             if len(plan) == planned_before:
@@ -139,8 +139,13 @@ def is_table(argument: str) -> bool:
     return argument.endswith(".parquet")
 
 
-def find_images(argument: str, skipped: discovery.Skipped) -> Iterator[InputImage]:
-    """Yields the images of one argument."""
+def find_images(
+    argument: str, skipped: discovery.Skipped, *, is_only: bool
+) -> Iterator[InputImage]:
+    """Yields the images of one argument.
+
+    A tar that cannot be read is an error if it is the only argument, else a broken image.
+    """
     path = to_path(argument)
     if is_table(argument) and (path.is_dir() or path.is_file()):
         yield from list_rows(find_shards(path if path.is_dir() else argument, IMAGES, "INPUT"))
@@ -148,10 +153,10 @@ def find_images(argument: str, skipped: discovery.Skipped) -> Iterator[InputImag
         for name, kind in discovery.walk(path, skipped):
             yield from images_in(name, kind, skipped)
     elif path.is_file():
-        yield from images_of_file(argument, skipped)
+        yield from images_of_file(argument, skipped, is_only=is_only)
     elif names := names_in_braces(argument):
         for name in names:
-            yield from find_images(name, skipped)
+            yield from find_images(name, skipped, is_only=False)
     else:
         for match in matches(argument, recursive=True):
             yield from images_matched(match, argument, skipped)
@@ -173,7 +178,9 @@ def names_in_braces(argument: str) -> list[str]:
     return names
 
 
-def images_of_file(argument: str, skipped: discovery.Skipped) -> Iterator[InputImage]:
+def images_of_file(
+    argument: str, skipped: discovery.Skipped, *, is_only: bool
+) -> Iterator[InputImage]:
     """Yields the images of a file that the user named: any file except a list or a tar is treated
     as an image, so that other files are rejected.
     """
@@ -186,7 +193,10 @@ def images_of_file(argument: str, skipped: discovery.Skipped) -> Iterator[InputI
     elif argument.endswith(".txt"):
         yield from (InputImage(path=path) for path in discovery.read_path_list(to_path(argument)))
     elif by_name is discovery.Kind.TAR or is_tar(head):
-        yield from list_members(argument, skipped)
+        if is_only:
+            yield from list_members(argument, skipped)
+        else:
+            yield from images_in(argument, discovery.Kind.TAR, skipped)
     elif (name := other_name(head) or "").endswith("archive"):
         raise InputError(f"INPUT {argument} is a {name}; unpack it, and give the folder or a .tar")
     else:
@@ -199,7 +209,7 @@ def images_matched(match: Path, pattern: str, skipped: discovery.Skipped) -> Ite
     if name.endswith(".parquet"):
         yield from list_rows(find_shards(name, IMAGES, "INPUT"))
     elif name.endswith(".txt") and pattern.endswith(".txt"):
-        yield from images_of_file(name, skipped)
+        yield from images_of_file(name, skipped, is_only=False)
     elif match.is_dir():
         if "**" not in pattern:  # which also matches the content of the folder
             skipped.add(discovery.Why.FOLDER)

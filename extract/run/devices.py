@@ -221,7 +221,7 @@ def serve(
 
     def receive() -> None:
         # Always open: otherwise both ends could wait for the other one to read.
-        with suppress(EOFError, OSError):  # the other end is closed: there are no more windows
+        with suppress(EOFError, OSError):  # the other end is closed: no windows follow
             while (window := connection.recv()) is not None:
                 received.put(window)
         received.put(None)

@@ -60,7 +60,7 @@ OPENAPI = {
                 JSON: {"schema": ROWS},
                 **{kind: {"schema": BINARY} for kind in KINDS if kind != JSON},
             },
-        },
+        }
     },
     "x-codeSamples": SAMPLES,
 }

@@ -1,6 +1,7 @@
 """Defines the arguments of ``extract-rois serve`` and runs the service."""
 
 import argparse
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ from vlmill.schemas.errors import InputError
 
 if TYPE_CHECKING:
     from vlmill.extract.detect.detector import Detector
+    from vlmill.runtime.service.workers import WorkerContext
 
+MODULE = "vlmill.extract.service.computing"  # the module from which workers are forked
 EXAMPLES = """examples:
   extract-rois serve --weights detector.pth --port 8080 --class-probs topk:10 \\
       --classes objects_vocab.txt --attributes attributes_vocab.txt
@@ -48,9 +51,7 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 
 
 def serve_regions(
-    arguments: argparse.Namespace,
-    config: ExtractConfig,
-    open_detector: "Callable[[str], Detector]",
+    arguments: argparse.Namespace, config: ExtractConfig, open_detector: "Callable[[str], Detector]"
 ) -> int:
     """Serves until a stop is requested; returns the exit status. Raises InputError."""
     settings = read_service_settings(arguments, batch=config.batch_size)
@@ -61,9 +62,9 @@ def serve_regions(
     # The service and the reader of names load slowly: import them only after the arguments are
     # checked.
     from vlmill.extract.service.app import regions_service
-    from vlmill.extract.service.engine import engine_plan
     from vlmill.runtime.readers.class_names import require_names
     from vlmill.runtime.service.server import run_service
+    from vlmill.runtime.service.workers import Plan
 
     names = read_name_lists(arguments)
     shell, application = regions_service(settings, **names)
@@ -71,5 +72,22 @@ def serve_regions(
     def check() -> None:
         require_names(names, shell.about["producer"], "--weights")
 
-    plans = [engine_plan(open_detector, name, config, arguments.workers) for name in devices]
+    workers: int = arguments.workers
+    plans = [
+        Plan(
+            name=name,
+            module=MODULE,
+            open=functools.partial(open_in_worker, open_detector, name, config, workers),
+        )
+        for name in devices
+    ]
     return run_service(shell, application, plans, "extract-rois serve", check=check)
+
+
+def open_in_worker(
+    open_detector: "Callable[[str], Detector]", device: str, config: ExtractConfig, workers: int
+) -> "WorkerContext":
+    """Opens the detector of a device in its worker process, which has ``workers`` that decode."""
+    from vlmill.extract.service.computing import open_engine
+
+    return open_engine(open_detector, device, config, workers)

@@ -18,11 +18,7 @@ from vlmill.schemas.tables import REGIONS
 
 KINDS = (JSON, ARROW, PARQUET)  # the first is the default format
 # Statuses of a request with only rejected images; others are 422.
-STATUSES = {
-    Reason.TOO_LARGE: 413,
-    Reason.UNSUPPORTED_FORMAT: 415,
-    Reason.NETWORK_FAILED: 503,
-}
+STATUSES = {Reason.TOO_LARGE: 413, Reason.UNSUPPORTED_FORMAT: 415, Reason.NETWORK_FAILED: 503}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from vlmill.models.beit.published import SHARED_TABLE
-from vlmill.models.from_beit import TABLES
+from vlmill.models.from_beit import REGISTERS, TABLES
 from vlmill.models.from_bert import Origin
-from vlmill.models.from_vit import REGISTERS
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.merged_names import merge_names
 

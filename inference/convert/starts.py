@@ -29,16 +29,13 @@ from vlmill.models import VARIANTS, preset
 from vlmill.models.beit.published import BEIT
 from vlmill.models.beit.published import KNOWN as PATCHES
 from vlmill.models.bert.published import BERT, DECODER_BIAS
-from vlmill.models.convert.files import Unreadable, read_state
+from vlmill.models.convert.files import Unreadable, read_state, unwrap_network
 from vlmill.models.convert.foreign import describe_foreign
 from vlmill.models.convert.keymap import CheckpointMismatch, LoadTable
 from vlmill.models.convert.names import DECODER
 from vlmill.models.convert.names import KNOWN as WORDS
-from vlmill.models.convert.wrapped import unwrap_network
-from vlmill.models.from_beit import initialise_from_beit
+from vlmill.models.from_beit import initialise_from_beit, initialise_from_vit, vit_names
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
-from vlmill.models.from_vit import canonical as vit_names
-from vlmill.models.from_vit import initialise_from_vit
 from vlmill.models.vlbert.backbone import load_backbone
 from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.runtime.console.command import print_status

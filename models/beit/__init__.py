@@ -1,4 +1,4 @@
 """BEiT, with the image tokenizers whose tokens it learns to predict.
 
-Reading order: ``row``, ``config``, ``model``, ``dvae``, ``published`` and ``published_dvae``.
+Reading order: ``row``, ``config``, ``model``, ``dvae`` and ``published``.
 """

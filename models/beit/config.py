@@ -8,7 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
+from vlmill.models.config_checks import (
+    INIT_STD,
+    LARGE,
+    check_heads,
+    check_shares,
+    check_sizes,
+    check_std,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +76,7 @@ def beit_base(**changes: Any) -> BeitConfig:
 
 def beit_large(**changes: Any) -> BeitConfig:
     """Returns the large model, 311.5 million parameters; its layer scales start near 0."""
-    large: dict[str, Any] = {
-        "width": 1024,
-        "num_layers": 24,
-        "num_heads": 16,
-        "intermediate_width": 4096,
-        "layer_scale": 1e-5,
-    }
-    return BeitConfig(**(large | changes))
+    return BeitConfig(**(LARGE | {"layer_scale": 1e-5} | changes))
 
 
 # VLMo's paper has learned absolute positions and no layer scale (arXiv:2111.02358, sec. 3.1), and

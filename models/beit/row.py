@@ -7,11 +7,9 @@ from vlmill.models.vlmo.row import SHARED_SIZES
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.beit.model import Beit
-    from vlmill.models.beit.published import BEIT
-    from vlmill.models.beit.published_dvae import DVAE
+    from vlmill.models.beit import model, published
 
-    return Networks({"beit": Beit}, families={"beit": BEIT, "dvae": DVAE})
+    return Networks({"beit": model.Beit}, families={"beit": published.BEIT, "dvae": published.DVAE})
 
 
 ROW = Paper(

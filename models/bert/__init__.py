@@ -1,5 +1,4 @@
 """BERT (Devlin et al. 2018).
 
-Reading order: ``row``, ``config``, ``model``, ``tasks``, then ``published`` (its checkpoints'
-names).
+Reading order: ``row``, ``config``, ``model``, then ``published`` (its checkpoints' names).
 """

@@ -6,6 +6,8 @@ from typing import Any
 
 from vlmill.models.config_checks import (
     INIT_STD,
+    LARGE,
+    SMALL,
     check_activation,
     check_heads,
     check_shares,
@@ -56,23 +58,12 @@ def bert_large(**changes: Any) -> BertConfig:
 
     ``changes`` replace fields.
     """
-    large = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width": 4096}
-    return BertConfig(**(large | changes))
+    return BertConfig(**(LARGE | changes))
 
 
 def bert_small(**changes: Any) -> BertConfig:
     """Returns a model of a few million parameters for CPU trials; ``changes`` replace fields."""
-    small: dict[str, Any] = {
-        "vocab_size": 4000,
-        "width": 192,
-        "num_layers": 4,
-        "num_heads": 4,
-        "intermediate_width": 768,
-        "num_positions": 64,
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
-        "init_std": 0.07,  # 0.02 is made for a width of 768
-    }
-    return BertConfig(**(small | changes))
+    return BertConfig(**(SMALL | {"num_layers": 4} | changes))
 
 
 @dataclass(frozen=True, kw_only=True)

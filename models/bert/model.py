@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.bert.config import BertConfig
+from vlmill.models.bert.config import BertConfig, BertTextConfig
 from vlmill.models.checks import check_below, check_occupied, check_texts, readable
-from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
+from vlmill.models.layers.blocks import config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.packing import make_layout
@@ -38,15 +38,7 @@ class Bert(nn.Module):
         self.text_embedding = TextEmbedding(
             config.vocab_size, config.num_positions, config.num_segments, width, config.dropout
         )
-        self.layers = post_norm_layers(
-            config.num_layers,
-            width,
-            config.num_heads,
-            config.intermediate_width,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            act=config.act,
-        )
+        self.layers = config_layers(config, config.num_layers)
         self.pooler = Pooler(width)
         self.mlm_head = MlmHead(width, config.vocab_size, config.act)
         self.next_sentence_head = nn.Linear(width, 2)
@@ -104,4 +96,35 @@ class Bert(nn.Module):
     def next_sentence_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
         """Returns logits of two classes (sec. 3.1, task 2): 0 follows, 1 does not."""
         logits: Float[Tensor, "B 2"] = self.next_sentence_head(pooled)
+        return logits
+
+
+class BertText(nn.Module):
+    """Classifies with one linear layer on BERT's pooled vector."""
+
+    def __init__(self, config: BertTextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = Bert(config.trunk)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(config.trunk.width, config.num_labels)
+        init_bert(self.head, config.trunk.init_std)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        segments: Int[Tensor, "B T"] | None = None,
+        *,
+        real: Positions | None = None,
+        pack: bool = True,
+    ) -> Float[Tensor, "B C"]:
+        """Returns logits of the labels; ``segments`` 0 and 1 for pairs, 0 if not given.
+
+        ``real``: the indices that ``token_mask`` marks. Raises the errors of `Bert`.
+        """
+        encoded = self.trunk(
+            tokens, token_mask, 0 if segments is None else segments, real=real, pack=pack
+        )
+        logits: Float[Tensor, "B C"] = self.head(self.dropout(encoded.pooled))
         return logits

@@ -7,8 +7,7 @@ from torch import nn
 
 from vlmill.models.bert.config import BertConfig
 from vlmill.models.bert.model import Bert
-from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, link_module
+from vlmill.models.convert.keymap import Family, Link, link_module
 from vlmill.models.convert.names import block_links, canonical, mlm_head_links, text_embedding_links
 from vlmill.models.layers.blocks import LAYER_NORM_EPS
 

@@ -6,14 +6,12 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.bert.model import Bert
-    from vlmill.models.bert.published import BERT, links
-    from vlmill.models.bert.tasks import BertText
+    from vlmill.models.bert import model, published
 
     return Networks(
-        {"bert": Bert, "bert-text": BertText},
-        families={"bert": BERT},
-        from_bert={Bert: lambda model, state: links(model)},
+        {"bert": model.Bert, "bert-text": model.BertText},
+        families={"bert": published.BERT},
+        from_bert={model.Bert: lambda bert, state: published.links(bert)},
     )
 
 
@@ -21,11 +19,7 @@ ROW = Paper(
     networks=networks,
     variants=(
         Variant(
-            name="bert",
-            config=BertConfig,
-            kind="text",
-            objectives=("text_mlm",),
-            starts_from=(),
+            name="bert", config=BertConfig, kind="text", objectives=("text_mlm",), starts_from=()
         ),
         Variant(
             name="bert-text",

@@ -62,11 +62,7 @@ KINDS = (
     Kind("an SSD", ("vgg.0.", "conf.0."), DETECTORS),
     Kind("a Darknet YOLO", ("module_list.0.",), DETECTORS),
     Kind("a YOLO of Ultralytics", ("0.conv.", "1.conv.", "9."), DETECTORS),
-    Kind(
-        "a detector",
-        ("proposal_generator.",),
-        "give it to extract-rois run --weights",
-    ),
+    Kind("a detector", ("proposal_generator.",), "give it to extract-rois run --weights"),
     Kind("a detector", ("rpn.head.", "roi_heads."), "give it to extract-rois run --weights"),
     Kind(
         "a ResNet that classifies images",
@@ -74,11 +70,7 @@ KINDS = (
         "give it to extract-rois train --init or train-vl convert --backbone",
     ),
     Kind("a BEiT", ("blocks.0.attn.", "rel_pos_bias."), f"give it to {CONVERT} beit"),
-    Kind(
-        "a BEiT",
-        ("blocks.0.attn.relative_position_bias_table",),
-        f"give it to {CONVERT} beit",
-    ),
+    Kind("a BEiT", ("blocks.0.attn.relative_position_bias_table",), f"give it to {CONVERT} beit"),
     Kind("a ViT", ("blocks.0.attn.", "patch_embed."), f"give it to {CONVERT} vit"),
     Kind("a ViT", ("vit.embeddings.",), f"give it to {CONVERT} vit"),
     Kind("RoBERTa", ("roberta.embeddings.",), f"give it to {CONVERT} bert"),

@@ -313,9 +313,11 @@ def _load(unpickler: Callable[..., PlainUnpickler], file: Any, encoding: str) ->
         raise
     except MemoryError:
         raise BadPickle(NO_MEMORY) from None
+    except (EOFError, struct.error):
+        raise BadPickle("a damaged pickle: it is cut") from None
     # A damaged pickle can fail in any instruction, with any error that its operands cause.
-    except Exception as error:
-        raise BadPickle(f"a damaged pickle: {error}"[:200]) from None
+    except Exception:
+        raise BadPickle("a damaged pickle, or none") from None
 
 
 def plain_value(value: Any) -> Any:

@@ -444,11 +444,7 @@ def vinvl_refined(**changes: Any) -> DetectorConfig:
 
 def vinvl_fast(**changes: Any) -> DetectorConfig:
     """Configures VinVL's second selection (``NMS_FILTER 2``): one suppression for all classes."""
-    settings = {
-        "selection": "best-class",
-        "class_nms_thresholds": (0.5,),
-        "candidate_share": 0.01,
-    }
+    settings = {"selection": "best-class", "class_nms_thresholds": (0.5,), "candidate_share": 0.01}
     return vinvl(**settings | changes)
 
 

@@ -116,7 +116,8 @@ class DetectorNetwork(nn.Module, ABC):
     ) -> Float[Tensor, "N D"]:
         """Returns the image-level features: of one region per image, which ends at ``limits``."""
         everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
-        return self.region_features(maps, whole_boxes(limits), everyone, chunk)[:, 0]
+        boxes = torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
+        return self.region_features(maps, boxes, everyone, chunk)[:, 0]
 
 
 class FasterRCNN(DetectorNetwork):
@@ -259,11 +260,6 @@ def grid_cells(
         features=widen(features).permute(0, 2, 3, 1).reshape(images, rows * columns, size),
         class_probs=features.new_zeros((images, rows * columns, 0)),
     )
-
-
-def whole_boxes(limits: Float[Tensor, "N 4"]) -> Float[Tensor, "N 1 4"]:
-    """Returns one region per image that covers the full image and ends at ``limits``."""
-    return torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
 
 
 def refine_boxes(

@@ -133,15 +133,7 @@ def _window(low, high, number, cells, SIZE: tl.constexpr):
 @triton.jit
 @no_type_check
 def _pool(
-    cells,
-    rois,
-    pooled,
-    scale,
-    rows,
-    columns,
-    channels,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    cells, rois, pooled, scale, rows, columns, channels, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Pools one bin of one region per program."""
     region = tl.program_id(0) // (SIZE * SIZE)
@@ -169,16 +161,7 @@ def _pool(
 @triton.jit
 @no_type_check
 def _take_best(
-    scores,
-    corners,
-    areas,
-    limits,
-    indices,
-    values,
-    thresholds,
-    boxes,
-    count,
-    BLOCK: tl.constexpr,
+    scores, corners, areas, limits, indices, values, thresholds, boxes, count, BLOCK: tl.constexpr
 ):
     """Suppresses the boxes of one image at one threshold per program."""
     number = tl.program_id(0).to(tl.int64)

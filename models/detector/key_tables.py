@@ -157,9 +157,7 @@ DETECTRON2_FPN_KEYS = DETECTRON2_KEYS | {
     "MODEL.FPN.OUT_CHANNELS": sets("fpn_channels", 256, integer(1, MAX_CHANNELS)),
     "MODEL.RPN.IN_FEATURES": fixed_key(["res4"], LEVELS, FPN),
     "MODEL.ANCHOR_GENERATOR.SIZES": sets(
-        "anchor_scales",
-        [[32, 64, 128, 256, 512]],
-        each_level(STRIDES, 1e-3, 1e4, MAX_ANCHORS),
+        "anchor_scales", [[32, 64, 128, 256, 512]], each_level(STRIDES, 1e-3, 1e4, MAX_ANCHORS)
     ),
     "MODEL.ROI_HEADS.NAME": fixed_key("Res5ROIHeads", "StandardROIHeads", FPN),
     "MODEL.ROI_HEADS.IN_FEATURES": fixed_key(["res4"], LEVELS[:-1], FPN),
@@ -183,12 +181,7 @@ GRID_KEYS = {
     "MODEL.ROI_HEADS.NAME": sets(
         "last_stage",
         "AttributeStandardROIHeads",
-        lookup(
-            {
-                "AttributeStandardROIHeads": 5,
-                "AttributeRes5ROIHeads": 4,
-            }
-        ),
+        lookup({"AttributeStandardROIHeads": 5, "AttributeRes5ROIHeads": 4}),
     ),
 }
 

@@ -13,7 +13,17 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from vlmill.models.detector.boxes import constants, pairwise_iou
-from vlmill.models.detector.gpu import has_kernels
+from vlmill.models.probes import can_compile
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Returns whether the kernels accept a tensor: on a GPU, without gradients.
+
+    A caller that gets True imports them. They need Triton, which PyTorch installs for GPUs.
+    """
+    on_gpu = tensor.device.type == "cuda" and not torch.is_grad_enabled()
+    return on_gpu and can_compile("pooling and suppression")
+
 
 WORD_BITS = 64
 

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmill.models.detector.anchors import make_cell_anchors
 from vlmill.models.detector.config import (
     BLOCKS,
     CONVENTIONS,
@@ -37,7 +36,7 @@ from vlmill.models.detector.config import (
 )
 from vlmill.models.detector.configurations import Configuration
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.fit import describe_mismatches
+from vlmill.models.detector.proposals import make_cell_anchors
 from vlmill.models.detector.published_names import (
     CELL_ANCHORS,
     D2_MODE,
@@ -45,6 +44,7 @@ from vlmill.models.detector.published_names import (
     PREDICTOR,
     RENAMED,
     SHARED_AGAIN,
+    describe_mismatches,
     published_name,
 )
 

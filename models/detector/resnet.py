@@ -224,13 +224,7 @@ class Bottleneck(nn.Module):
             )
         middle = DeformableConvNorm if deformable else ConvNorm
         self.conv2: ConvNorm = middle(
-            mid_channels,
-            mid_channels,
-            3,
-            norm,
-            stride=second,
-            dilation=dilation,
-            groups=groups,
+            mid_channels, mid_channels, 3, norm, stride=second, dilation=dilation, groups=groups
         )
         self.conv3 = ConvNorm(mid_channels, out_channels, 1, norm)
 

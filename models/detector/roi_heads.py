@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlmill.models.detector.backbone import PYRAMID_STAGES, Maps, backbone_stage, make_norm
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.fused_stages import FusedStage, pooled_means, shares_windows
-from vlmill.models.detector.gpu import has_kernels
+from vlmill.models.detector.nms import has_kernels
 from vlmill.models.detector.operators import roi_align, roi_pool
 from vlmill.models.detector.resnet import relu, widen
 
@@ -119,11 +119,7 @@ class RoiHeads(nn.Module):
         return seen
 
     def region_features(
-        self,
-        maps: Maps,
-        boxes: Float[Tensor, "N P 4"],
-        box_mask: Bool[Tensor, "N P"],
-        chunk: int,
+        self, maps: Maps, boxes: Float[Tensor, "N P 4"], box_mask: Bool[Tensor, "N P"], chunk: int
     ) -> Float[Tensor, "N P D"]:
         """Returns the features of regions, ``chunk`` regions at a time to bound memory."""
         if boxes.device.type != "cpu":

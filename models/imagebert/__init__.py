@@ -1,4 +1,4 @@
 """ImageBERT (arXiv:2001.07966).
 
-Reading order: ``row``, ``config``, ``model``, ``tasks`` and ``from_bert``.
+Reading order: ``row``, ``config`` and ``model`` (with its tasks).
 """

@@ -4,16 +4,29 @@ B pairs, T tokens, R regions, N labelled positions, H width, V vocabulary, K reg
 feature width. The paper has no released code: details that it does not specify are marked [choice].
 """
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.checks import check_dtype
-from vlmill.models.imagebert.config import ImageBertConfig
+from vlmill.models.convert.keymap import Link, link_module
+from vlmill.models.convert.names import (
+    POOLER,
+    layers_from_bert,
+    mlm_head_links,
+    text_embedding_links,
+)
+from vlmill.models.imagebert.config import (
+    ImageBertClassifierConfig,
+    ImageBertConfig,
+    ImageBertRetrievalConfig,
+)
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
+from vlmill.models.layers.blocks import config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
-from vlmill.models.layers.heads import MlmHead, Pooler
+from vlmill.models.layers.heads import Classifier, MlmHead, Pooler
 from vlmill.models.layers.operators import Linear
 from vlmill.models.layers.packing import make_layout
 from vlmill.models.outputs import Encoded
@@ -39,14 +52,7 @@ class ImageBert(nn.Module):
         self.global_features = nn.ModuleList(
             Linear(features, width) for features in config.global_widths
         )
-        self.layers = post_norm_layers(
-            config.num_layers,
-            width,
-            config.num_heads,
-            config.intermediate_width,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-        )
+        self.layers = config_layers(config, config.num_layers)
         self.mlm_head = MlmHead(width, config.vocab_size)
         self.class_head = Linear(width, config.num_region_classes)
         self.feature_head = Linear(width, config.region_width)
@@ -205,3 +211,80 @@ class ImageBert(nn.Module):
         """
         logits: Tensor = self.match_head(pooled)
         return logits[:, 0] if self.config.match_outputs == 1 else logits[:, 1] - logits[:, 0]
+
+
+class ImageBertRetrieval(nn.Module):
+    """Scores a pair twice: the pretrained matching logit, and a score among candidates.
+
+    The binary loss trains the first, which also ranks at the end (the paper's best, table 4). The
+    multi-class and the triplet loss train the second, one layer for both [choice].
+    """
+
+    def __init__(self, config: ImageBertRetrievalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = ImageBert(config.trunk)
+        self.score_head = nn.Linear(config.trunk.width, 1)
+        init_bert(self.score_head, config.trunk.init_std)
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+        """Encodes pairs as in pretraining but without masking; raises the errors of `ImageBert`."""
+        encoded: Encoded = self.trunk(inputs, pack=pack)
+        return encoded
+
+    def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
+        """Returns c(t), log odds that text and image belong together."""
+        return self.trunk.match_logit(pooled)
+
+    def rank_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
+        """Returns the score for ranking: `match_logit` or `scores`, as configured."""
+        by_score = self.config.rank_by == "score"
+        return self.scores(pooled) if by_score else self.match_logit(pooled)
+
+    def scores(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
+        """Returns s(t), the score of the pair among candidates."""
+        scores: Float[Tensor, "B 1"] = self.score_head(pooled)
+        return scores[:, 0]
+
+
+class ImageBertClassifier(nn.Module):
+    """Classifies a text with an image by the hidden state of [CLS].
+
+    [choice] The paper has no such task: the head is that of ViLBERT's and InterBERT's classifiers,
+    a layer with layer norm and a linear layer.
+    """
+
+    def __init__(self, config: ImageBertClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = ImageBert(config.trunk)
+        self.dropout = nn.Dropout(config.dropout)
+        width = config.trunk.width
+        self.head = Classifier(width, width, config.num_labels)
+        init_bert(self.head, config.trunk.init_std)
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+        """Encodes pairs as in pretraining but without masking; raises the errors of `ImageBert`."""
+        encoded: Encoded = self.trunk(inputs, pack=pack)
+        return encoded
+
+    def label_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B C"]:
+        """Returns logits over labels."""
+        logits: Float[Tensor, "B C"] = self.head(self.dropout(pooled))
+        return logits
+
+
+def links(model: ImageBert, state: Mapping[str, Tensor]) -> list[Link]:
+    """Links text embeddings with both segments, layers, word head, and the pooler if used.
+
+    Regions' projections, their layer norm unless configured, and the heads of classes, features and
+    matching are new (arXiv:2001.07966, sec. 3.1 and 4; the word head is [choice]).
+    """
+    norm = link_module("region_embedding.norm", "bert.embeddings.LayerNorm")
+    return [
+        *text_embedding_links(),
+        *layers_from_bert("layers", counts=[len(model.layers)]),
+        *mlm_head_links(),
+        *(link_module("pooler.dense", POOLER) if isinstance(model.pooler, Pooler) else []),
+        *(norm if model.config.image_norm_from_bert else []),
+    ]

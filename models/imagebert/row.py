@@ -11,17 +11,15 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.imagebert.from_bert import links
-    from vlmill.models.imagebert.model import ImageBert
-    from vlmill.models.imagebert.tasks import ImageBertClassifier, ImageBertRetrieval
+    from vlmill.models.imagebert import model
 
     return Networks(
         {
-            "imagebert": ImageBert,
-            "imagebert-classifier": ImageBertClassifier,
-            "imagebert-retrieval": ImageBertRetrieval,
+            "imagebert": model.ImageBert,
+            "imagebert-classifier": model.ImageBertClassifier,
+            "imagebert-retrieval": model.ImageBertRetrieval,
         },
-        from_bert={ImageBert: links},
+        from_bert={model.ImageBert: model.links},
     )
 
 

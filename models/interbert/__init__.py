@@ -1,4 +1,4 @@
 """InterBERT (arXiv:2003.13198).
 
-Reading order: ``row``, ``config``, ``model``, ``tasks``, ``from_bert``, ``published``.
+Reading order: ``row``, ``config``, ``model`` (with its tasks) and ``published``.
 """

@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmill.models.config_checks import (
     INIT_STD,
+    SMALL,
     Fusion,
     check_activation,
     check_fusion,
@@ -115,21 +116,14 @@ def interbert_small(**changes: Any) -> InterBertConfig:
 
     On 42 random pairs without dropout, R@1 is 1.0 after 300 steps of 24 at 5e-4.
     """
-    small: dict[str, Any] = {
-        "vocab_size": 4000,
-        "width": 192,
+    small = SMALL | {
         "num_interaction_layers": 3,
         "num_text_layers": 1,
         "num_visual_layers": 1,
-        "num_heads": 4,
         "visual_num_heads": 4,
-        "intermediate_width": 768,
         "visual_intermediate_width": 768,
-        "num_positions": 64,
         "pooled_width": 256,
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
         "visual_attention_dropout": 0.0,
-        "init_std": 0.07,  # 0.02 is made for a width of 768
     }
     return InterBertConfig(**(small | changes))
 

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vlmill.models.convert import names
-from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, link_module
+from vlmill.models.convert.keymap import Family, Link, link_module
+from vlmill.models.convert.names import layers_from_bert, mlm_head_links, text_embedding_links
 from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig, interbert_released
-from vlmill.models.interbert.model import InterBert
-from vlmill.models.interbert.tasks import InterBertTasks
+from vlmill.models.interbert.model import InterBert, InterBertTasks
 
 # The repository's keys and our fields; absent keys keep the released configuration's values.
 FIELDS = {
@@ -113,3 +112,19 @@ INTERBERT = Family(
     links=links,
     prepare=names.canonical,
 )
+
+# --- a start from BERT ----------------------------------------------------------------------------
+
+
+def bert_links(model: InterBert, state: Mapping[str, Tensor]) -> list[Link]:
+    """Links BERT's layers to the interaction module and then to the text's extraction module.
+
+    At the released depth interaction has BERT's layers 0 to 5 and the text's module 6 to 11; at the
+    paper's depth interaction has all twelve, and both extraction modules are new.
+    """
+    counts = [len(model.interaction_layers), len(model.text_layers)]
+    return [
+        *text_embedding_links(),
+        *layers_from_bert("interaction_layers", "text_layers", counts=counts),
+        *mlm_head_links(),
+    ]

@@ -6,20 +6,17 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.interbert.from_bert import links
-    from vlmill.models.interbert.model import InterBert
-    from vlmill.models.interbert.published import INTERBERT
-    from vlmill.models.interbert.tasks import InterBertImages, InterBertTasks, InterBertText
+    from vlmill.models.interbert import model, published
 
     return Networks(
         {
-            "interbert": InterBert,
-            "interbert-pictures": InterBertImages,
-            "interbert-tasks": InterBertTasks,
-            "interbert-text": InterBertText,
+            "interbert": model.InterBert,
+            "interbert-pictures": model.InterBertImages,
+            "interbert-tasks": model.InterBertTasks,
+            "interbert-text": model.InterBertText,
         },
-        families={"interbert": INTERBERT},
-        from_bert={InterBert: links},
+        families={"interbert": published.INTERBERT},
+        from_bert={model.InterBert: published.bert_links},
     )
 
 

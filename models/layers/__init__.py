@@ -1,7 +1,7 @@
 """Builds the layers of the model variants.
 
-Reading order: ``attention``, ``blocks``, ``co_attention``, ``experts``, ``embeddings``, ``heads``,
-``pair_heads`` (the heads of pair models), ``packing`` (several lengths in one tensor),
+Reading order: ``attention``, ``blocks`` (also of co-attention), ``experts``, ``embeddings``,
+``heads``, ``pair_heads`` (the heads of pair models), ``packing`` (several lengths in one tensor),
 ``operators`` (selects the implementation of a product, dropout, attention), ``packed_attention``
 and ``relative_position``.
 """

@@ -4,13 +4,14 @@ B sequences, N positions, H width; rows in either layout (`Layout`).
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.config_checks import ACTIVATIONS, INIT_STD, check_activation
-from vlmill.models.layers.attention import SelfAttention
+from vlmill.models.layers.attention import CoAttention, Projected, SelfAttention
 from vlmill.models.layers.operators import Dropout, LayerNorm, Linear, gelu_linear
 from vlmill.models.layers.packing import Layout, ReadRows
 
@@ -113,10 +114,23 @@ def post_norm_layers(
     )
 
 
+def config_layers(config: Any, num_layers: int, prefix: str = "") -> nn.ModuleList:
+    """Builds a stack with the sizes and rates of a configuration, whose fields begin with
+    ``prefix``; the width is the text's if images have none of their own.
+    """
+    return post_norm_layers(
+        num_layers,
+        getattr(config, f"{prefix}width", config.width),
+        getattr(config, f"{prefix}num_heads"),
+        getattr(config, f"{prefix}intermediate_width"),
+        dropout=getattr(config, f"{prefix}dropout"),
+        attention_dropout=getattr(config, f"{prefix}attention_dropout"),
+        act=getattr(config, f"{prefix}act", "gelu"),
+    )
+
+
 def run_layers(
-    layers: Iterable[nn.Module],
-    hidden: Float[Tensor, "*rows H"],
-    layout: Layout,
+    layers: Iterable[nn.Module], hidden: Float[Tensor, "*rows H"], layout: Layout
 ) -> Float[Tensor, "B N H"]:
     """Runs `PostNormBlock`s in sequence and converts rows back to the grid.
 
@@ -145,3 +159,52 @@ def init_bert(module: nn.Module, std: float = INIT_STD) -> None:
         if isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
             nn.init.zeros_(part.bias)
+
+
+class CoAttentionBlock(nn.Module):
+    """Computes co-attention, then each stream's feed-forward part (ViLBERT, fig. 2b).
+
+    The streams are numbered; each has one item of ``widths``, ``intermediate_widths``, ``dropouts``
+    (of values added to it), ``attention_dropouts`` (of its queries' weights) and ``acts``.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, int],
+        attention_width: int,
+        num_heads: int,
+        intermediate_widths: tuple[int, int],
+        dropouts: tuple[float, float],
+        attention_dropouts: tuple[float, float],
+        acts: tuple[str, str] = ("gelu", "gelu"),
+    ) -> None:
+        super().__init__()
+        self.attention = CoAttention(*widths, attention_width, num_heads, attention_dropouts)
+        self.outs = nn.ModuleList(Linear(attention_width, width) for width in widths)
+        self.norms = nn.ModuleList(layer_norm(width) for width in widths)
+        self.dropouts = nn.ModuleList(Dropout(rate) for rate in dropouts)
+        self.feed_forwards = nn.ModuleList(
+            FeedForwardSublayer(width, intermediate, rate, act)
+            for width, intermediate, rate, act in zip(
+                widths, intermediate_widths, dropouts, acts, strict=True
+            )
+        )
+
+    def forward(
+        self,
+        first: Float[Tensor, "*rows1 H1"],
+        first_layout: Layout,
+        second: Float[Tensor, "*rows2 H2"],
+        second_layout: Layout,
+        projected: Projected = (None, None),
+    ) -> tuple[Float[Tensor, "*rows1 H1"], Float[Tensor, "*rows2 H2"]]:
+        """Updates both streams, each from the other's state before the layer.
+
+        ``projected``: the streams' queries, keys and values, if already computed.
+        """
+        contexts = self.attention(first, first_layout, second, second_layout, projected)
+        mixed = []
+        for number, (stream, context) in enumerate(zip((first, second), contexts, strict=True)):
+            added = self.dropouts[number](self.outs[number](context))
+            mixed.append(self.feed_forwards[number](self.norms[number](stream + added)))
+        return mixed[0], mixed[1]

@@ -20,8 +20,12 @@ from vlmill.models.layers.packed_attention import adds_bias, biased_attention
 
 HAS_CPU = find_spec("vlmill.models.layers.cpu") is not None
 if HAS_CPU:
-    from vlmill.models.layers.cpu.attention import attends_faster, cpu_attention
-    from vlmill.models.layers.cpu.dropout import cpu_dropout, drops_faster
+    from vlmill.models.layers.cpu.attention import (
+        attends_faster,
+        cpu_attention,
+        cpu_dropout,
+        drops_faster,
+    )
     from vlmill.models.layers.cpu.linear import cache_packed_weights, is_faster, onednn_linear
 
 

@@ -84,16 +84,7 @@ def _flash(
     """Calls the kernel directly, because PyTorch's public function for such rows has no dropout."""
     causal = debug = False
     mixed: Tensor = torch.ops.aten._flash_attention_forward(
-        q,
-        k,
-        v,
-        query_starts,
-        key_starts,
-        longest_query,
-        longest_key,
-        dropout,
-        causal,
-        debug,
+        q, k, v, query_starts, key_starts, longest_query, longest_key, dropout, causal, debug
     )[0]
     return mixed
 

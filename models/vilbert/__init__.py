@@ -1,5 +1,4 @@
 """ViLBERT (arXiv:1908.02265) with its single-stream baseline.
 
-Reading order: ``row``, ``config``, ``model``, ``single_stream``, ``tasks``, ``from_bert`` and
-``published``.
+Reading order: ``row``, ``config``, ``model``, ``single_stream``, ``tasks`` and ``published``.
 """

@@ -12,6 +12,8 @@ from typing import Any
 
 from vlmill.models.config_checks import (
     INIT_STD,
+    LARGE,
+    SMALL,
     Fusion,
     check_activation,
     check_fusion,
@@ -125,8 +127,7 @@ def vilbert_large(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
 
     396.7, 451.3 and 505.9 million parameters; 2.1 million per co-attention layer are never used.
     """
-    text = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width": 4096}
-    return VilbertConfig(**(text | _depth(24, num_co_layers) | changes))
+    return VilbertConfig(**(LARGE | _depth(24, num_co_layers) | changes))
 
 
 def vilbert_12in1(**changes: Any) -> VilbertConfig:
@@ -141,13 +142,8 @@ def vilbert_small(**changes: Any) -> VilbertConfig:
     after 240 steps of 24 at 1e-4 to 2e-4, 0.9 at 3e-4, and at 5e-4 all pairs collapse to one
     vector.
     """
-    small: dict[str, Any] = {
-        "vocab_size": 4000,
-        "width": 192,
+    small = SMALL | {
         "num_layers": 4,
-        "num_heads": 4,
-        "intermediate_width": 768,
-        "num_positions": 64,
         "visual_width": 192,
         "visual_num_layers": 2,
         "visual_num_heads": 4,
@@ -156,9 +152,7 @@ def vilbert_small(**changes: Any) -> VilbertConfig:
         "co_num_heads": 4,
         "text_co_layers": (2, 3),
         "visual_co_layers": (0, 1),
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
         "visual_attention_dropout": 0.0,
-        "init_std": 0.07,  # 0.02 is made for a width of 768
     }
     return VilbertConfig(**(small | changes))
 

@@ -12,13 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
-from vlmill.models.layers.co_attention import CoAttentionBlock
+from vlmill.models.layers.blocks import CoAttentionBlock, config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Layout, make_layout
-from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
+from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, fuse
 from vlmill.models.positions import Cells, Positions, find_positions, first_cells, shift_positions
 from vlmill.models.vilbert.config import VilbertConfig
 
@@ -61,18 +59,17 @@ class Stream(NamedTuple):
 class Vilbert(PairHeads):
     """Holds two streams with co-attention layers between, and three pretraining heads (fig. 1)."""
 
+    needs_regions = True
+    config: VilbertConfig
+
     def __init__(self, config: VilbertConfig) -> None:
         super().__init__(
-            vocab_size=config.vocab_size,
-            widths=(config.width, config.visual_width),
-            pooled_width=config.co_width,
-            num_region_classes=config.num_region_classes,
-            region_width=config.region_width,
+            config,
+            (config.width, config.visual_width),
+            config.co_width,
             regress_features=config.regress_features,
-            act=config.act,
             dropout=config.head_dropout,
         )
-        self.config = config
         self.text_embedding = TextEmbedding(
             config.vocab_size,
             config.num_positions,
@@ -86,24 +83,8 @@ class Vilbert(PairHeads):
         self.region_embedding = RegionEmbedding(
             config.region_width, config.visual_width, config.dropout
         )
-        self.text_layers = post_norm_layers(
-            config.num_layers,
-            config.width,
-            config.num_heads,
-            config.intermediate_width,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            act=config.act,
-        )
-        self.visual_layers = post_norm_layers(
-            config.visual_num_layers,
-            config.visual_width,
-            config.visual_num_heads,
-            config.visual_intermediate_width,
-            dropout=config.visual_dropout,
-            attention_dropout=config.visual_attention_dropout,
-            act=config.visual_act,
-        )
+        self.text_layers = config_layers(config, config.num_layers)
+        self.visual_layers = config_layers(config, config.visual_num_layers, "visual_")
         self.co_layers = nn.ModuleList(_co_layer(config) for _ in config.text_co_layers)
         self.text_pooler = Pooler(config.width, config.co_width, "relu")
         self.visual_pooler = Pooler(config.visual_width, config.co_width, "relu")
@@ -113,42 +94,6 @@ class Vilbert(PairHeads):
             for _ in self.co_layers
         )
         init_bert(self, config.init_std)
-
-    def forward(
-        self,
-        inputs: VLInputs,
-        *,
-        task: Int[Tensor, " B"] | None = None,
-        pack: bool = True,
-    ) -> EncodedPair:
-        """Encodes pairs; ``task`` is each pair's task number, if the model has task tokens.
-
-        Padding costs nothing and is returned as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for a batch without tokens or regions, more tokens than positions, another
-        feature width, a task without a token and, on the CPU, invalid values (`VLInputs.check`).
-        """
-        check_modalities(
-            inputs,
-            need_text=True,
-            need_regions=True,
-            vocab_size=self.config.vocab_size,
-            num_segments=self.config.num_segments,
-        )
-        return self.encode(
-            inputs.tokens,
-            inputs.token_mask,
-            self.embed_regions(
-                inputs.region_features,
-                inputs.region_locations,
-                real=inputs.real_regions if pack else None,
-            ),
-            inputs.region_mask,
-            segments=inputs.segments,
-            task=task,
-            real=inputs.real,
-            read=inputs.read,
-            pack=pack,
-        )
 
     def encode(
         self,
@@ -163,7 +108,10 @@ class Vilbert(PairHeads):
         read: Cells | None = None,
         pack: bool = True,
     ) -> EncodedPair:
-        """Encodes texts together with embedded regions; arguments as in `VLInputs`."""
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`.
+
+        ``task`` is each pair's task number. Raises ValueError for a task without a token.
+        """
         text = self.read_text(
             tokens,
             token_mask,
@@ -174,11 +122,7 @@ class Vilbert(PairHeads):
             pack=pack,
         )
         stream = self.read_regions(
-            regions,
-            region_mask,
-            real=real and real.regions,
-            read=read and read.regions,
-            pack=pack,
+            regions, region_mask, real=real and real.regions, read=read and read.regions, pack=pack
         )
         return self.join(text, stream)
 

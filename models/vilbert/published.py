@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, link_module
+from vlmill.models.convert import names
+from vlmill.models.convert.keymap import Family, Link, link_module
 from vlmill.models.convert.names import (
     block_links,
     canonical,
@@ -26,7 +26,12 @@ from vlmill.models.vilbert.config import (
 )
 from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.single_stream import SingleStream
-from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertClassifier, VilbertTasks
+from vlmill.models.vilbert.tasks import (
+    Vilbert12in1,
+    VilbertClassifier,
+    VilbertTasks,
+    WeightNormLinear,
+)
 
 # The repositories' keys and our fields; absent keys keep our defaults, which equal theirs.
 TEXT_FIELDS = {
@@ -278,3 +283,35 @@ def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 VILBERT = Family(
     configs=tuple(MODELS), configure=configure, build=build, links=links, prepare=prepare
 )
+
+# --- a start from BERT ----------------------------------------------------------------------------
+
+NEW_WEIGHTS = {WeightNormLinear: [("direction", names.PYTORCH), ("length", "the direction's norm")]}
+
+
+def vilbert_links(model: Vilbert, state: Mapping[str, Tensor]) -> list[Link]:
+    """Links the text's stream and the word head (arXiv:1908.02265, sec. 3.2, released code).
+
+    The co-attention layers, including their feed-forward parts of the text, and the poolers are
+    new.
+    """
+    return [
+        *names.text_embedding_links(),
+        *names.layers_from_bert("text_layers", counts=[len(model.text_layers)]),
+        *names.mlm_head_links(),
+    ]
+
+
+def single_stream_links(model: SingleStream, state: Mapping[str, Tensor]) -> list[Link]:
+    """Links all tensors that have BERT's names in the released code.
+
+    They include the pooler and the matching head, which starts from the next-sentence head, but not
+    the regions' own type table.
+    """
+    return [
+        *names.text_embedding_links(),
+        *names.layers_from_bert("layers", counts=[len(model.layers)]),
+        *link_module("pooler.dense", names.POOLER),
+        *names.mlm_head_links(),
+        *link_module("match_head", names.NEXT_SENTENCE),
+    ]

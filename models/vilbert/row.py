@@ -6,23 +6,22 @@ from vlmill.models.vilbert import config
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.vilbert.from_bert import NEW_WEIGHTS, single_stream_links, vilbert_links
-    from vlmill.models.vilbert.model import Vilbert
-    from vlmill.models.vilbert.published import VILBERT
-    from vlmill.models.vilbert.single_stream import SingleStream
-    from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertClassifier, VilbertTasks
+    from vlmill.models.vilbert import model, published, single_stream, tasks
 
     return Networks(
         {
-            "vilbert": Vilbert,
-            "vilbert-single-stream": SingleStream,
-            "vilbert-12in1-tasks": Vilbert12in1,
-            "vilbert-classifier": VilbertClassifier,
-            "vilbert-tasks": VilbertTasks,
+            "vilbert": model.Vilbert,
+            "vilbert-single-stream": single_stream.SingleStream,
+            "vilbert-12in1-tasks": tasks.Vilbert12in1,
+            "vilbert-classifier": tasks.VilbertClassifier,
+            "vilbert-tasks": tasks.VilbertTasks,
         },
-        families={"vilbert": VILBERT},
-        from_bert={SingleStream: single_stream_links, Vilbert: vilbert_links},
-        new_weights=NEW_WEIGHTS,
+        families={"vilbert": published.VILBERT},
+        from_bert={
+            single_stream.SingleStream: published.single_stream_links,
+            model.Vilbert: published.vilbert_links,
+        },
+        new_weights=published.NEW_WEIGHTS,
     )
 
 

@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
+from vlmill.models.layers.blocks import config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import make_layout
-from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities
+from vlmill.models.layers.pair_heads import EncodedPair, PairHeads
 from vlmill.models.positions import Cells, Positions
 from vlmill.models.vilbert.config import SingleStreamConfig
 
@@ -24,18 +23,10 @@ IMAGE_TYPE = 1  # the row of the regions' own type table
 class SingleStream(PairHeads):
     """Holds one stack of layers over text and regions, with ViLBERT's pretraining heads."""
 
+    config: SingleStreamConfig
+
     def __init__(self, config: SingleStreamConfig) -> None:
-        super().__init__(
-            vocab_size=config.vocab_size,
-            widths=(config.width, config.width),
-            pooled_width=config.width,
-            num_region_classes=config.num_region_classes,
-            region_width=config.region_width,
-            regress_features=False,
-            act=config.act,
-            dropout=0.0,
-        )
-        self.config = config
+        super().__init__(config, (config.width, config.width), config.width)
         # The released code gives all three tables a padding row, so that position 0 and segment 0
         # keep BERT's values.
         self.text_embedding = TextEmbedding(
@@ -49,46 +40,9 @@ class SingleStream(PairHeads):
         )
         self.region_embedding = RegionEmbedding(config.region_width, config.width, config.dropout)
         self.region_type = nn.Embedding(config.num_segments, config.width)
-        self.layers = post_norm_layers(
-            config.num_layers,
-            config.width,
-            config.num_heads,
-            config.intermediate_width,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            act=config.act,
-        )
+        self.layers = config_layers(config, config.num_layers)
         self.pooler = Pooler(config.width)
         init_bert(self, config.init_std)
-
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Encodes pairs; padding costs nothing and is returned as zeros unless ``pack=False``.
-
-        Raises ValueError for a batch without tokens, more tokens than positions, another feature
-        width and, on the CPU, invalid values (`VLInputs.check`).
-        """
-        check_modalities(
-            inputs,
-            need_text=True,
-            need_regions=False,
-            vocab_size=self.config.vocab_size,
-            num_segments=self.config.num_segments,
-        )
-        regions = self.embed_regions(
-            inputs.region_features,
-            inputs.region_locations,
-            real=inputs.real_regions if pack else None,
-        )
-        return self.encode(
-            inputs.tokens,
-            inputs.token_mask,
-            regions,
-            inputs.region_mask,
-            segments=inputs.segments,
-            real=inputs.real,
-            read=inputs.read,
-            pack=pack,
-        )
 
     def embed_regions(
         self,

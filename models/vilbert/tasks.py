@@ -8,14 +8,14 @@ three sets: the heads of the paper's release (`VilbertTasks`), the heads of the 
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import Classifier
-from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, ScoreHeads, side_by_side
+from vlmill.models.layers.pair_heads import PairClassifier, PairHeads, ScoreHeads, side_by_side
 from vlmill.models.vilbert.config import (
+    SingleStreamConfig,
     Vilbert12in1Config,
     VilbertClassifierConfig,
     VilbertConfig,
@@ -45,23 +45,26 @@ class WeightNormLinear(nn.Module):
         return F.linear(hidden, weight, self.bias)
 
 
+def build_trunk(
+    config: VilbertConfig | SingleStreamConfig,
+) -> tuple[PairHeads, tuple[int, int], int]:
+    """Builds ViLBERT or its baseline; also returns the widths of its streams and pooled vector."""
+    if isinstance(config, VilbertConfig):
+        return Vilbert(config), (config.width, config.visual_width), config.co_width
+    return SingleStream(config), (config.width, config.width), config.width
+
+
 class VilbertTasks(ScoreHeads):
     """Holds the heads of the paper's release, over ViLBERT or the single-stream baseline."""
 
     def __init__(self, config: VilbertTasksConfig) -> None:
-        two_streams = isinstance(config.trunk, VilbertConfig)
-        width = pooled = config.trunk.width
-        if isinstance(config.trunk, VilbertConfig):
-            trunk: PairHeads = Vilbert(config.trunk)
-            widths, pooled = (width, config.trunk.visual_width), config.trunk.co_width
-        else:
-            trunk, widths = SingleStream(config.trunk), (width, width)
+        trunk, widths, pooled = build_trunk(config.trunk)
         super().__init__(
             trunk,
             widths,
             pooled,
             config.dropout,
-            drop_pooled=two_streams,
+            drop_pooled=isinstance(trunk, Vilbert),
             init_std=config.trunk.init_std,
         )
         self.config = config
@@ -71,16 +74,6 @@ class VilbertTasks(ScoreHeads):
             nn.Dropout(config.classifier_dropout),
             WeightNormLinear(2 * pooled, config.num_answers),
         )
-
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Returns the inputs of the heads; arguments as for the trunk."""
-        encoded: EncodedPair = self.trunk(inputs, pack=pack)
-        return encoded
-
-    def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """Returns VQA's independent logits of each answer (trained with soft scores)."""
-        logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
-        return logits
 
 
 class Vilbert12in1(ScoreHeads):
@@ -97,18 +90,6 @@ class Vilbert12in1(ScoreHeads):
         self.entailment_head = nn.Linear(pooled, 3)
         for head in (self.answer_head, self.gqa_head, self.two_pictures_head, self.entailment_head):
             init_bert(head, trunk.init_std)
-
-    def forward(
-        self, inputs: VLInputs, *, task: Int[Tensor, " B"] | None = None, pack: bool = True
-    ) -> EncodedPair:
-        """Returns the inputs of the heads; ``task`` is each pair's task number."""
-        encoded: EncodedPair = self.trunk(inputs, task=task, pack=pack)
-        return encoded
-
-    def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """Returns VQA's independent logits of each answer."""
-        logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
-        return logits
 
     def gqa_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B G"]:
         """Returns GQA's logits over the answers."""
@@ -131,31 +112,11 @@ class Vilbert12in1(ScoreHeads):
         return logits
 
 
-class VilbertClassifier(nn.Module):
+class VilbertClassifier(PairClassifier):
     """Holds the classifier of mmf's fine-tuned checkpoints, on the pooled vector of ViLBERT or, by
     our choice, of the single-stream baseline.
     """
 
     def __init__(self, config: VilbertClassifierConfig) -> None:
-        super().__init__()
-        self.config = config
-        if isinstance(config.trunk, VilbertConfig):
-            self.trunk: PairHeads = Vilbert(config.trunk)
-            pooled = config.trunk.co_width
-        else:
-            self.trunk, pooled = SingleStream(config.trunk), config.trunk.width
-        width = config.num_pictures * pooled
-        self.dropout = nn.Dropout(config.dropout)
-        self.head = Classifier(width, width, config.num_labels, config.trunk.act)
-        init_bert(self.head, config.trunk.init_std)
-
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Returns the input of the head; arguments as for the trunk."""
-        encoded: EncodedPair = self.trunk(inputs, pack=pack)
-        return encoded
-
-    def label_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "examples C"]:
-        """Returns logits over labels; each ``num_pictures`` consecutive rows are one example."""
-        rows = side_by_side(self.dropout(pooled), self.config.num_pictures)
-        logits: Float[Tensor, "examples C"] = self.head(rows)
-        return logits
+        trunk, _, pooled = build_trunk(config.trunk)
+        super().__init__(config, trunk, pooled)

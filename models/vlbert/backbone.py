@@ -193,7 +193,10 @@ def check_sizes(
 
     Damaged files and missing stages are found by the comparison of names.
     """
-    blocks = [count_blocks(state, name, stage) for stage in STAGES]
+    blocks = [  # that follow each other
+        next(i for i in count() if name(f"res{stage}.{i}.conv1.weight") not in state)
+        for stage in STAGES
+    ]
     if not all(blocks):
         return
     sizes = {
@@ -207,11 +210,6 @@ def check_sizes(
         fields = " ".join(f"cnn.{field}={size}".replace(" ", "") for field, size in other.items())
         fields = fields.replace("(", "[").replace(")", "]")
         raise ValueError(f"a ResNet other than the network's ({configured}); add {fields}")
-
-
-def count_blocks(state: Mapping[str, Tensor], name: Callable[[str], str], stage: int) -> int:
-    """Returns the number of consecutive blocks that a stage has in the file."""
-    return next(i for i in count() if name(f"res{stage}.{i}.conv1.weight") not in state)
 
 
 def with_statistics(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args
 
 from vlmill.models.config_checks import (
     INIT_STD,
+    LARGE,
+    SMALL,
     check_activation,
     check_heads,
     check_shares,
@@ -108,9 +110,6 @@ class VlBertConfig:
         return self.visual_width or self.width
 
 
-LARGE = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width": 4096}
-
-
 def vlbert_base(**changes: Any) -> VlBertConfig:
     """Returns the released base model, 114.5 million parameters; ``changes`` replace fields."""
     return VlBertConfig(**changes)
@@ -141,15 +140,8 @@ def vlbert_paper(**changes: Any) -> VlBertConfig:
 
 def vlbert_small(**changes: Any) -> VlBertConfig:
     """Returns a model of a few million parameters for CPU trials; ``changes`` replace fields."""
-    small: dict[str, Any] = {
-        "vocab_size": 4000,
-        "width": 192,
+    small = SMALL | {
         "num_layers": 4,
-        "num_heads": 4,
-        "intermediate_width": 768,
-        "num_positions": 64,
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
-        "init_std": 0.07,  # 0.02 is made for a width of 768
         # Regions must be distinguishable from the first step, and the full image in each word does
         # not help: after 1,500 steps of 32 generated pairs the matching loss is 0.14 with these
         # values, and 0.59 with 0.07 in both and positions in 256 wavelengths.

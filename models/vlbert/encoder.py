@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vlmill.models.checks import check_dtype
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import init_bert, layer_norm, post_norm_layers, run_layers
+from vlmill.models.layers.blocks import config_layers, init_bert, layer_norm, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.operators import Dropout, Linear
@@ -128,15 +128,7 @@ class VlBertBody(nn.Module):
         self.end_token = nn.Embedding(1, width)
         self.text_visual = VisualInput(config, config.visual_scale_text)
         self.region_visual = VisualInput(config, config.visual_scale_region)
-        self.layers = post_norm_layers(
-            config.num_layers,
-            width,
-            config.num_heads,
-            config.intermediate_width,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            act=config.act,
-        )
+        self.layers = config_layers(config, config.num_layers)
         self.pooler = Pooler(width) if config.pooler else nn.Identity()
         self.reset_parameters()
 

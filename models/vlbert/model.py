@@ -8,13 +8,7 @@ from torch import Tensor, nn
 
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import MlmHead, RegionHead
-from vlmill.models.vlbert.config import (
-    VlBertConfig,
-    vlbert_base,
-    vlbert_large,
-    vlbert_paper,
-    vlbert_small,
-)
+from vlmill.models.vlbert.config import VlBertConfig
 from vlmill.models.vlbert.encoder import VlBertBody
 
 BELONGS = 1  # the matching head's class of pairs that belong together
@@ -89,13 +83,3 @@ class VlBert(VlBertBody):
         """Returns log odds that text and image belong together."""
         logits = self.match_logits(pooled)
         return logits[:, BELONGS] - logits[:, 1 - BELONGS]
-
-
-__all__ = [
-    "VlBert",
-    "VlBertConfig",
-    "vlbert_base",
-    "vlbert_large",
-    "vlbert_paper",
-    "vlbert_small",
-]

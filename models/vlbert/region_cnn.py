@@ -71,10 +71,7 @@ class RegionCnn(nn.Module):
         return features
 
     def pool(
-        self,
-        features: Float[Tensor, "B C G E"],
-        boxes: Float[Tensor, "B R 4"],
-        real: Positions,
+        self, features: Float[Tensor, "B C G E"], boxes: Float[Tensor, "B R 4"], real: Positions
     ) -> Float[Tensor, "L C P P"]:
         """Returns the cells of the regions at these indices, by RoIAlign without its half-pixel
         shift and with one sample in each bin.

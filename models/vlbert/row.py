@@ -9,31 +9,22 @@ from vlmill.models.vlbert import config
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.vlbert.encoder import VlBertBody
-    from vlmill.models.vlbert.end_to_end import (
-        VlBertEndToEnd,
-        VlBertRefcocoEndToEnd,
-        VlBertVcrEndToEnd,
-    )
-    from vlmill.models.vlbert.from_bert import NEW_WEIGHTS, body_links, derive_tensors, vlbert_links
-    from vlmill.models.vlbert.model import VlBert
-    from vlmill.models.vlbert.published import VLBERT
-    from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
+    from vlmill.models.vlbert import encoder, end_to_end, model, published, tasks
 
     return Networks(
         {
-            "vl-bert": VlBert,
-            "vl-bert-end-to-end": VlBertEndToEnd,
-            "vl-bert-refcoco": VlBertRefcoco,
-            "vl-bert-refcoco-end-to-end": VlBertRefcocoEndToEnd,
-            "vl-bert-vcr": VlBertVcr,
-            "vl-bert-vcr-end-to-end": VlBertVcrEndToEnd,
-            "vl-bert-vqa": VlBertVqa,
+            "vl-bert": model.VlBert,
+            "vl-bert-end-to-end": end_to_end.VlBertEndToEnd,
+            "vl-bert-refcoco": tasks.VlBertRefcoco,
+            "vl-bert-refcoco-end-to-end": end_to_end.VlBertRefcocoEndToEnd,
+            "vl-bert-vcr": tasks.VlBertVcr,
+            "vl-bert-vcr-end-to-end": end_to_end.VlBertVcrEndToEnd,
+            "vl-bert-vqa": tasks.VlBertVqa,
         },
-        families={"vl-bert": VLBERT},
-        from_bert={VlBertBody: body_links, VlBert: vlbert_links},
-        derive=derive_tensors,
-        new_weights=NEW_WEIGHTS,
+        families={"vl-bert": published.VLBERT},
+        from_bert={encoder.VlBertBody: published.body_links, model.VlBert: published.vlbert_links},
+        derive=published.derive_tensors,
+        new_weights=published.NEW_WEIGHTS,
     )
 
 

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
+from vlmill.models.config_checks import (
+    INIT_STD,
+    LARGE,
+    check_heads,
+    check_shares,
+    check_sizes,
+    check_std,
+)
 
 SHARED = "shared"  # the only feed-forward part of a layer without experts
 
@@ -110,14 +117,7 @@ def vlmo_base_plus(**changes: Any) -> VlmoConfig:
 
 def vlmo_large(**changes: Any) -> VlmoConfig:
     """Returns the released large model: 599.1 million parameters with heads, 562.6 without."""
-    large: dict[str, Any] = {
-        "width": 1024,
-        "num_layers": 24,
-        "num_heads": 16,
-        "intermediate_width": 4096,
-        "first_vl_layer": 21,
-    }
-    return VlmoConfig(**(large | changes))
+    return VlmoConfig(**(LARGE | {"first_vl_layer": 21} | changes))
 
 
 PAPER: dict[str, Any] = {  # sec. 3.1 to 3.3, where it differs from the code

@@ -6,8 +6,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from vlmill.models.convert.family import Family
-from vlmill.models.convert.keymap import Link, link_module
+from vlmill.models.convert.keymap import Family, Link, link_module
 from vlmill.models.vlmo.config import SHARED, VlmoConfig, VlmoNlvr2Config, VlmoVqaConfig
 from vlmill.models.vlmo.model import Vlmo
 from vlmill.models.vlmo.stages import RESIZED, resize

@@ -19,21 +19,18 @@ TASK_SIZES = (
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.convert.names import PYTORCH
-    from vlmill.models.vlmo.encoder import VlmoEncoder
-    from vlmill.models.vlmo.model import Vlmo
-    from vlmill.models.vlmo.published import VLMO
-    from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForText, VlmoForVqa
+    from vlmill.models.convert import names
+    from vlmill.models.vlmo import encoder, model, published, tasks
 
     return Networks(
         {
-            "vlmo": Vlmo,
-            "vlmo-nlvr2": VlmoForNlvr2,
-            "vlmo-text": VlmoForText,
-            "vlmo-vqa": VlmoForVqa,
+            "vlmo": model.Vlmo,
+            "vlmo-nlvr2": tasks.VlmoForNlvr2,
+            "vlmo-text": tasks.VlmoForText,
+            "vlmo-vqa": tasks.VlmoForVqa,
         },
-        families={"vlmo": VLMO},
-        new_weights={VlmoEncoder: [("patch_embedding.projection.*", PYTORCH)]},
+        families={"vlmo": published.VLMO},
+        new_weights={encoder.VlmoEncoder: [("patch_embedding.projection.*", names.PYTORCH)]},
     )
 
 
@@ -54,11 +51,7 @@ ROW = Paper(
             shared_sizes=SHARED_SIZES,
             task_sizes=TASK_SIZES,
         ),
-        task(
-            name="vlmo-nlvr2",
-            config=config.VlmoNlvr2Config,
-            heads={"nlvr2": "pixels"},
-        ),
+        task(name="vlmo-nlvr2", config=config.VlmoNlvr2Config, heads={"nlvr2": "pixels"}),
         task(
             name="vlmo-text",
             config=config.VlmoTextConfig,

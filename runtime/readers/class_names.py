@@ -43,7 +43,7 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
     """Reads the line of each class. Raises InputError for a file that cannot be read."""
     file = to_path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8").removeprefix("\ufeff")
         lines = parse_json(text) if file.suffix == ".json" else text.rstrip().splitlines()
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise ValueError("no list of names")

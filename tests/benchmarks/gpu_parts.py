@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting
 
 
 def works(setting: Setting) -> dict[str, object]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from proof.box_arms import BOX_TASKS, FIGURES, box_arms
-from proof.box_runs import box_inputs
+from proof.summary import lines_of
 from proof.tables import ArmTables
 from proof.task_arms import BLIND, TaskArm, task_recipe
-from proof.task_runs import Line
-from proof.task_summary import lines_of
+from proof.task_runs import Line, box_inputs
 from shell import KEYS
 
 pytestmark = pytest.mark.nightly

@@ -98,10 +98,7 @@ def test_help_says_what_is_measured_and_what_full_means(
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SMALLEST)
 def test_every_line_has_the_keys_that_all_benchmarks_share(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VLMILL_DATA", raising=False)

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu_check.minutes import (
-    BUDGET_S,
-    MORE_PARTS,
-    PARTS,
-    MinutesPart,
-    main,
-)
+from benchmarks.gpu_check.minutes import BUDGET_S, MORE_PARTS, PARTS, MinutesPart, main
 from benchmarks.gpu_check.minutes_card import launch_times, list_times, product_shares
 from benchmarks.gpu_check.minutes_extraction import IDLE, STAGES
 from benchmarks.gpu_check.minutes_steps import Bench, host_seconds
@@ -184,10 +178,7 @@ def test_rates_of_single_operations() -> None:
     assert 0 < launches["launch_us"] <= launches["launch_and_run_us"]
     assert product_shares(CPU, 1e6, ((4, 8, 16),))["4x8x16"] > 0
     tensors = [torch.full((3,), 2.0), torch.full((2, 2), 3.0)]
-    assert list_times(tensors).keys() == {
-        "foreach_mul_by_tensors_ms",
-        "foreach_mul_by_numbers_ms",
-    }
+    assert list_times(tensors).keys() == {"foreach_mul_by_tensors_ms", "foreach_mul_by_numbers_ms"}
     assert [set(tensor.flatten().tolist()) for tensor in tensors] == [{2.0}, {3.0}]
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from benchmarks.gpu_check import precision
 from benchmarks.gpu_check.loading import Waited, idle_seconds, line_of, waited_for
+from benchmarks.gpu_check.measuring import Setting
 from benchmarks.gpu_check.precision import LossesDiffer, compare, smoothed
 from benchmarks.gpu_check.resume import RunsDiffer, complaints, largest_difference, losses_of
-from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.steps import Measured, Times, fitting, timed_rounds
 from benchmarks.gpu_check.steps import line_of as line_of_steps
 from benchmarks.gpu_check.tables import TableSizes, caption_length, vocabulary, write_tables

@@ -8,9 +8,9 @@ import learning_tasks
 import pyarrow.parquet as pq
 import pytest
 from proof import text_arms
+from proof.summary import lines_of
 from proof.task_arms import BLIND, MARGIN, TaskArm, short_arms, task_recipe
 from proof.task_runs import Line, finished, results
-from proof.task_summary import lines_of
 from shell import KEYS
 
 from vlmill.train.tasks.registry import task_recipe_named

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import real_pairs
 import torch
-from published.omitted import OMITTED, omitted_section
+from published.page import OMITTED, omitted_section
 from real.alignment import (
     Alignment,
     Examples,
@@ -22,7 +22,7 @@ from real.alignment import (
     run_steps,
     score_passes,
 )
-from real.arms import all_runs
+from real.command import all_runs
 from real.photographs import ALL, FIRST, SMALL, baseline_images, find_images, read_rows
 from real.recipes import CONFIGS, MODELS, make_feeding
 from real.regions import fixed_boxes, grid_boxes, network_sides

@@ -10,9 +10,8 @@ import pytest
 import reproduce
 from proof.task_runs import finished, results
 from published import all_tables
-from published.chart import COLOURS, image
 from published.compare import AGREES, DIFFERS, WITHIN, compared, comparisons
-from published.page import ONE_SEED, page
+from published.page import COLOURS, ONE_SEED, image, page
 from published.row import AblationTable, Figure, Row, Subject
 from shell import KEYS
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
-from tests.extract.detect.test_containers import SMALL, STATE
+from tests.extract.detect.test_checkpoint import SMALL, STATE
 from tests.hub_server import Hub
 from tests.models.detector.test_configurations import HUGGING_FACE
 from tests.web import LOCAL, FileServer, file_server
 
 from vlmill.extract.cli import command
+from vlmill.extract.detect.checkpoint import save_detector
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.trained_folder import save_detector
 from vlmill.extract.show import Vocabulary
 from vlmill.models.detector.config import detectron2, hf_frcnn
 from vlmill.models.detector.faster_rcnn import FasterRCNN
@@ -205,11 +205,7 @@ def test_a_mask_head_of_c4_is_left_out(
 
 
 def test_an_address_is_downloaded_once(
-    web: FileServer,
-    photos: Path,
-    weights: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    web: FileServer, photos: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     web.files["/zoo/detector.pth"] = weights.read_bytes()
     digest = hash_file(weights)

@@ -15,9 +15,8 @@ from tests.gpu.device import DEVICE, assert_near
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import compute, start_batch
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.predict import compute, computing, start_batch
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.transfer import images_on_device, upload_batch
 from vlmill.extract.images.resize import NetworkInput, PixelInput, network_input, pixel_input
 from vlmill.models.detector.config import (

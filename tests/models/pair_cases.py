@@ -10,6 +10,15 @@ from vlmill.models import VLInputs
 from vlmill.models.outputs import Encoded
 
 VOCABULARY, FEATURES = 50, 16
+# A BERT of a few thousand parameters.
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "width": 24,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_width": 48,
+    "num_positions": 12,
+}
 
 
 def random_pairs(pairs: int = 3, tokens: int = 6, regions: int = 5) -> VLInputs:
@@ -108,14 +117,7 @@ def expect_a_batch_is_its_pairs(model: Any, inputs: VLInputs) -> None:
 
 
 # Presets of every model that reads regions, made small; heads are 8 wide.
-FEW: dict[str, Any] = {
-    "vocab_size": 50,
-    "width": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "intermediate_width": 48,
-    "region_width": 16,
-}
+FEW: dict[str, Any] = SIZES | {"width": 32, "num_positions": 512, "region_width": FEATURES}
 READERS: dict[str, dict[str, Any]] = {
     "vilbert-small": {"vocab_size": 50, "region_width": 16, "num_tasks": 3},
     "vilbert-single-stream": FEW,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models.bert_files import LAYOUTS, large, published, tiny, transformers, write
+from tests.models.pair_cases import SIZES
 from tests.nightly import stand_for
 from torch import Tensor, nn
 
@@ -28,33 +29,28 @@ from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.single_stream import SingleStream
 from vlmill.models.vilbert.tasks import VilbertTasks
 from vlmill.models.vlbert.config import (
+    VlBertConfig,
     VlBertRefcocoConfig,
     VlBertVcrConfig,
     VlBertVqaConfig,
+    vlbert_base,
     vlbert_for_task,
+    vlbert_large,
 )
 from vlmill.models.vlbert.encoder import VlBertBody
-from vlmill.models.vlbert.model import VlBert, VlBertConfig, vlbert_base, vlbert_large
+from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
 from vlmill.models.vlmo.config import vlmo_small
 from vlmill.models.vlmo.model import Vlmo
 
-# The sizes of `tiny`, and of the parts that are not BERT's.
-TEXT: dict[str, Any] = {
-    "vocab_size": 50,
-    "width": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "intermediate_width": 48,
-    "num_positions": 12,
-}
+REGIONS: dict[str, Any] = {"region_width": 16, "num_region_classes": 7, "max_text_tokens": 8}
 TextSide = Callable[[Any, Tensor, Tensor], Tensor]
 
 
 def tiny_imagebert(**changes: Any) -> ImageBert:
-    sizes = {"max_text_tokens": 8, "visual_position_id": 8, "region_width": 16}
     torch.manual_seed(1)
-    return ImageBert(ImageBertConfig(**(TEXT | sizes | {"num_region_classes": 7} | changes))).eval()
+    sizes = SIZES | REGIONS | {"visual_position_id": 8} | changes
+    return ImageBert(ImageBertConfig(**sizes)).eval()
 
 
 def imagebert_text(model: ImageBert, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -63,7 +59,7 @@ def imagebert_text(model: ImageBert, tokens: Tensor, mask: Tensor) -> Tensor:
     return model.encode(tokens, mask, regions, torch.zeros(len(tokens), 0, dtype=torch.bool)).text
 
 
-VLBERT = VlBertConfig(**TEXT, region_width=16, num_region_classes=7, pooler=True, matching=True)
+VLBERT = VlBertConfig(**SIZES, region_width=16, num_region_classes=7, pooler=True, matching=True)
 VLBERT_TASK = vlbert_for_task(VLBERT, pooler=True)
 
 
@@ -92,9 +88,8 @@ def text_alone(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
     return text
 
 
-REGIONS: dict[str, Any] = {"region_width": 16, "num_region_classes": 7, "max_text_tokens": 8}
 VILBERT = VilbertConfig(
-    **TEXT,
+    **SIZES,
     **REGIONS,
     visual_width=16,
     visual_num_layers=2,
@@ -109,7 +104,7 @@ VILBERT = VilbertConfig(
 
 def interbert(*layers: int) -> InterBert:
     """Of these numbers of interaction and of text layers."""
-    sizes = {name: size for name, size in TEXT.items() if name != "num_layers"}
+    sizes = {name: size for name, size in SIZES.items() if name != "num_layers"}
     own: dict[str, Any] = {"visual_num_heads": 4, "num_visual_layers": 1}
     own["num_interaction_layers"], own["num_text_layers"] = layers
     return InterBert(InterBertConfig(**sizes, **REGIONS, **own))
@@ -135,7 +130,7 @@ TINY: dict[str, tuple[Callable[[], nn.Module], TextSide]] = {
         text_layers("text_layers"),
     ),
     "vilbert-single-stream": (
-        seeded(lambda: SingleStream(SingleStreamConfig(**TEXT, **REGIONS))),
+        seeded(lambda: SingleStream(SingleStreamConfig(**SIZES, **REGIONS))),
         text_alone,
     ),
     "vl-bert": (seeded(lambda: VlBert(VLBERT)), text_layers("layers")),
@@ -360,7 +355,7 @@ def test_vilbert_takes_its_texts_stream_and_word_head() -> None:
 
 
 def test_the_single_stream_takes_pooler_and_next_sentence_head_by_name() -> None:
-    model = SingleStream(SingleStreamConfig(**TEXT, **REGIONS))
+    model = SingleStream(SingleStreamConfig(**SIZES, **REGIONS))
     origins = initialise_from_bert(model, tiny().state_dict())
     assert new_parts(origins) == {"region_embedding", "region_type", "region_head"}
     assert origins["match_head.weight"].names == ("cls.seq_relationship.weight",)

@@ -4,12 +4,14 @@ the same numbers.
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from vlmill.extract.detect import precision
+from vlmill.extract.detect import predict
+from vlmill.models import probes
 from vlmill.models.detector import folded, fused_stages
 from vlmill.models.detector.resnet import Bottleneck, Norm
 from vlmill.models.layers import packed_attention
@@ -165,10 +167,10 @@ def test_gradients_of_attention(
 def test_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux says the same of a processor as PyTorch."""
     cpu = torch.device("cpu")
-    expected = precision.lacks_bfloat16_units(cpu)
+    expected = predict.lacks_bfloat16_units(cpu)
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, gone)
-    assert precision.lacks_bfloat16_units(cpu) == expected
+    assert predict.lacks_bfloat16_units(cpu) == expected
 
 
 def test_weights_of_stages_are_converted_anew_where_moves_are_not_seen(
@@ -198,3 +200,15 @@ def test_a_view_of_a_weight_is_not_cached_where_its_base_is_unknown() -> None:
     part = nn.Linear(8, 3).weight.detach()[1:].as_subclass(Plain)
     with torch.no_grad(), linear.cache_packed_weights(linear.WORTH):
         assert linear._get_packed_weight(part, 5) is part
+
+
+def test_where_triton_cannot_compile_others_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on this machine, without a GPU; and where it is not there at all."""
+    can_compile = probes.can_compile.__wrapped__
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    if not torch.cuda.is_available() and find_spec("triton") is not None:
+        message = r"Triton cannot compile here .+ sums will be slower; install gcc"
+        with pytest.warns(UserWarning, match=message):
+            assert not can_compile("sums")
+    monkeypatch.setattr(probes, "find_spec", lambda name: None)
+    assert not can_compile("sums")

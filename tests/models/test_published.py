@@ -10,8 +10,7 @@ from tests.models.vilbert.test_model import BASELINE, TINY
 from torch import Tensor, nn
 
 from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig, interbert_released
-from vlmill.models.interbert.model import InterBert
-from vlmill.models.interbert.tasks import InterBertTasks
+from vlmill.models.interbert.model import InterBert, InterBertTasks
 from vlmill.models.published import (
     FAMILIES,
     CheckpointMismatch,

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import compute_measures, make_frames, pad_images
 from vlmill.extract.images.resize import NetworkInput, network_input, resize_pillow

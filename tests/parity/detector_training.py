@@ -9,7 +9,7 @@ from tests.parity.golden import GoldenSet, expect, read_tensors
 from tests.parity.results import Results
 from torch import Tensor, nn
 
-from vlmill.models.detector.anchors import grid_anchors, make_cell_anchors
+from vlmill.models.detector.proposals import grid_anchors, make_cell_anchors
 from vlmill.models.detector.roi_heads import BoxPredictor
 from vlmill.train.detector.losses import attribute_loss, region_losses, rpn_losses
 from vlmill.train.detector.targets import (

@@ -12,9 +12,9 @@ from tests.parity.results import Results
 from torch import Tensor
 from torch.nn import functional as F
 
-from vlmill.models.detector.anchors import grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.config import caffe
-from vlmill.train.detector.recipes import CAFFE_ROI, CAFFE_RPN
+from vlmill.models.detector.proposals import grid_anchors, legacy_cell_anchors
+from vlmill.train.detector.settings import CAFFE_ROI, CAFFE_RPN
 from vlmill.train.detector.targets import (
     attribute_targets,
     candidates,

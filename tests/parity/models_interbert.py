@@ -19,9 +19,8 @@ from tests.parity.vl_cases import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vlmill.models.interbert.model import InterBert
+from vlmill.models.interbert.model import InterBert, InterBertTasks
 from vlmill.models.interbert.published import links
-from vlmill.models.interbert.tasks import InterBertTasks
 from vlmill.models.layers.pair_heads import EncodedPair
 from vlmill.train.tasks.recipes.interbert import retrieval_interbert
 from vlmill.train.tasks.retrieval.task import candidate_losses, pair_scores

@@ -13,10 +13,10 @@ from tests.parity.results import Results
 from torch import Tensor
 
 from vlmill.extract.images.resize import resize_bilinear, resize_pillow, resize_torch
-from vlmill.models.detector.anchors import centred_cell_anchors, grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.boxes import decode_boxes
 from vlmill.models.detector.config import MAX_LOG_SCALE, DetectorConfig, Pooling
 from vlmill.models.detector.nms import first_survivors
+from vlmill.models.detector.proposals import centred_cell_anchors, grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.resnet import stem_pool
 from vlmill.models.detector.roi_heads import pool_regions
 

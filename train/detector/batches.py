@@ -96,14 +96,9 @@ def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) ->
             group.clear()
     left = open_groups[True] + open_groups[False]
     steps += [left[start : start + batch_size] for start in range(0, len(left), batch_size)]
-    return [step for step in steps if len(step) == batch_size] or [
-        repeat_examples(order, batch_size)
-    ]
-
-
-def repeat_examples(order: Sequence[int], count: int) -> list[int]:
-    """Fills a step from fewer examples than it needs."""
-    return [order[index % len(order)] for index in range(count)]
+    full = [step for step in steps if len(step) == batch_size]
+    # Fewer examples than a step has fill it several times.
+    return full or [[order[index % len(order)] for index in range(batch_size)]]
 
 
 def visits_from(
@@ -203,12 +198,7 @@ class Images(Dataset[list[LoadedImage]]):
 
 
 def step_parts(
-    images: Images,
-    settings: TrainingSettings,
-    *,
-    done: int,
-    rank: int = 0,
-    processes: int = 1,
+    images: Images, settings: TrainingSettings, *, done: int, rank: int = 0, processes: int = 1
 ) -> Iterator[Batch]:
     """Yields this process's parts of each step after ``done``.
 

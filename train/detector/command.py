@@ -2,13 +2,14 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vlmill.extract.config import DETECTOR, require_weights
 from vlmill.extract.weights import resolve_weights
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
+from vlmill.runtime.console.recipes import add_recipes_arguments, run_recipes
 from vlmill.runtime.files.mirror import (
     mirror_output,
     named_from,
@@ -21,8 +22,7 @@ from vlmill.runtime.readers.class_names import read_lines
 from vlmill.runtime.settings.plain_fields import from_plain, override, read_yaml
 from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
-from vlmill.train.detector.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
-from vlmill.train.detector.settings import TrainingSettings
+from vlmill.train.detector.settings import DEFAULT_RECIPE, RECIPES, TrainingSettings, find_recipe
 
 CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # next to a table that `manifest` wrote
 EXAMPLES = """examples:
@@ -163,3 +163,46 @@ def read_vocabulary(names_file: Path | None, boxes: str, name: str, flag: str) -
         if not line.strip():
             raise InputError(f"{flag} {path}: line {number} is empty; expected one class per line")
     return [line.strip().lower() for line in lines]
+
+
+RECIPES_HELP = """examples:
+  extract-rois recipes
+  extract-rois recipes show small > mine.yaml
+  extract-rois train --config mine.yaml --boxes mine/ --images mine/ --output detector/"""
+NOTES = (
+    "detector.num_classes and detector.num_attributes are replaced by the sizes of the "
+    "vocabularies, unless",
+    "num_attributes is 0, which trains no attributes.",
+)
+
+
+def add_recipes(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``extract-rois recipes``."""
+    parser.description = "Lists the recipes of `train`, or prints one with all of its fields."
+    add_recipes_arguments(parser)
+
+
+def command_recipes(arguments: argparse.Namespace) -> int:
+    """Runs ``extract-rois recipes``."""
+    return run_recipes(arguments, RECIPES, find_recipe, describe_recipes, NOTES)
+
+
+def describe_recipes() -> Iterator[str]:
+    """Yields the lines of all recipes."""
+    for make in RECIPES.values():
+        yield from describe(make())
+
+
+def describe(settings: TrainingSettings) -> list[str]:
+    """Returns the lines of a recipe in the list."""
+    detector, solver = settings.detector, settings.solver
+    sides = [min(settings.short_sides), max(settings.short_sides)]
+    short = "-".join(map(str, dict.fromkeys(sides)))
+    keeps = detector.frozen_stages or detector.batch_norm == "frozen"
+    start = "--init (ImageNet or a detector)" if keeps else "nothing, or --init"
+    return [
+        f"{settings.name:15} {settings.about}",
+        f"    {settings.steps:,} steps of {settings.batch_size} images of {short}/"
+        f"{settings.long_side} pixels, rate {solver.lr:g}; ResNet-{detector.depth}, "
+        f"{detector.num_classes} classes, {detector.num_attributes} attributes; from {start}",
+    ]

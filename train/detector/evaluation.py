@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vlmill.extract.config import InputLimits, Selection
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.selection import Frames, select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.images.resize import network_input
@@ -301,11 +301,7 @@ def compute_metrics(
     if findings.attributes:
         metrics |= attribute_metrics(findings, truth, config.num_attributes)
     metrics |= coco_metrics(
-        findings.truth,
-        findings.coco,
-        findings.sizes,
-        config.num_classes,
-        crowds=findings.crowds,
+        findings.truth, findings.coco, findings.sizes, config.num_classes, crowds=findings.crowds
     )
     return metrics | {"pictures": float(len(findings.sizes)), "boxes": float(total)}
 

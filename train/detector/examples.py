@@ -77,11 +77,6 @@ def read_rows(boxes: str | Path) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def in_splits(row: dict[str, Any], splits: Sequence[str]) -> bool:
-    """Returns whether a row is in one of these splits; one without a split is in ``train``."""
-    return (row["split"] or "train") in splits
-
-
 def read_examples(
     rows: Sequence[dict[str, Any]],
     images: ImageReader,
@@ -95,7 +90,7 @@ def read_examples(
     Faulty boxes are counted; an image that is not in the table of images, repeats or, unless
     ``empty_pictures``, has no boxes left, is a reject.
     """
-    chosen = [row for row in rows if in_splits(row, splits)]
+    chosen = [row for row in rows if (row["split"] or "train") in splits]
     result, used_ids = Examples(), set[str]()
     row_numbers = images.find([row["image_id"] for row in chosen])
     for row, row_number in zip(chosen, row_numbers.tolist(), strict=True):

@@ -49,11 +49,7 @@ def box_loss(
     if kind == "smooth_l1":
         return smooth_l1(deltas, encode_boxes(boxes, targets, weights, config.box_offset), beta)
     regressed = decode_boxes(
-        boxes,
-        deltas,
-        weights=weights,
-        offset=config.box_offset,
-        max_log_scale=config.max_log_scale,
+        boxes, deltas, weights=weights, offset=config.box_offset, max_log_scale=config.max_log_scale
     )
     if not len(boxes):
         return regressed.sum()

@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vlmill.extract.config import DETECTOR, MODEL, saved_steps
-from vlmill.extract.detect.trained_folder import read_saved, save_detector
+from vlmill.extract.detect.checkpoint import read_saved, save_detector
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import load_published
 from vlmill.runtime.console.log import read_log

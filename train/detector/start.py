@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.extract.config import saved_folder
-from vlmill.extract.detect.checkpoint import read_checkpoint
-from vlmill.extract.detect.trained_folder import read_saved
+from vlmill.extract.detect.checkpoint import read_checkpoint, read_saved
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import config_of_weights

@@ -140,13 +140,7 @@ class DetectorStep(nn.Module):
         anchors = self.model.proposal_generator.anchor_generator(*logits.shape[-2:])
         targets = self.anchor_targets(batch, anchors, draw)
         losses = rpn_losses(
-            logits,
-            deltas,
-            anchors,
-            targets.labels,
-            targets.boxes,
-            self.rpn,
-            self.model.config,
+            logits, deltas, anchors, targets.labels, targets.boxes, self.rpn, self.model.config
         )
         proposals = [boxes for boxes, _ in self.proposals(batch, logits, deltas)]
         regions = self.regions(batch, proposals, draw)

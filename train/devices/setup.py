@@ -14,12 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from vlmill.models.detector.resnet import Bottleneck, PreActivationBottleneck
-from vlmill.models.gpu_compiler import can_compile
 from vlmill.models.layers.attention import SelfAttention
-from vlmill.models.layers.blocks import PostNormBlock
-from vlmill.models.layers.co_attention import CoAttentionBlock
+from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.operators import LayerNorm
+from vlmill.models.probes import can_compile
 from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.schemas.errors import InputError
 from vlmill.train.settings.spec import RunSettings

@@ -1,10 +1,10 @@
 """Recipes are functions that return a whole pretraining run as frozen dataclasses.
 
 Reading order: a paper (the inputs of its runs, and its recipes): ``bert``, ``vilbert``, ``vlbert``,
-``imagebert``, ``interbert``, ``vlmo``; ``small`` (for trials). ``rows`` and ``training`` define the
-rows of a paper and of a variant; ``without_effect`` names changes that change nothing; ``describe``
-and ``measure`` estimate the cost of a recipe. [code] marks values that only the released code has,
-[choice] values that neither paper nor code has.
+``imagebert``, ``interbert``, ``vlmo``. ``rows`` defines the row of a paper and its recipes for
+trials, ``training`` the row of a variant; ``without_effect`` names changes that change nothing;
+``describe`` estimates the cost of a recipe. [code] marks values that only the
+released code has, [choice] values that neither paper nor code has.
 """
 
 import difflib

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vlmill.models.bert.config import bert_base, bert_large, bert_small
-from vlmill.train.recipes.rows import PaperTraining
-from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.rows import PaperTraining, small_recipe
 from vlmill.train.settings.parts import Feeding, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
@@ -26,7 +25,10 @@ def bert_feeding() -> Feeding:
 
 
 def bert_recipe(name: str, model: object, about: str) -> Recipe:
-    """Returns the paper's run (app. A.2), except for next sentences."""
+    """Returns the paper's run (app. A.2), except for next sentences.
+
+    The large model has the same rate [choice]: the paper names one.
+    """
     stage = Stage(
         name="texts",
         sources=("books", "wikipedia"),  # sec. 3.1
@@ -53,16 +55,6 @@ def bert_recipe(name: str, model: object, about: str) -> Recipe:
     )
 
 
-def bert_base_recipe() -> Recipe:
-    """Returns the base recipe."""
-    return bert_recipe("bert-base", bert_base(), "BERT base on masked words of texts alone")
-
-
-def bert_large_recipe() -> Recipe:
-    """Returns the large recipe, at the same rate [choice]: the paper names one."""
-    return bert_recipe("bert-large", bert_large(), "BERT large on masked words of texts alone")
-
-
 def bert_small_recipe() -> Recipe:
     """Returns a run of minutes on a CPU, from the captions, to start small models on regions
     from.
@@ -84,16 +76,18 @@ def variant_trainings() -> dict[str, VariantTraining]:
     from vlmill.train.objectives.pretraining import text_losses
     from vlmill.train.recipes.training import VariantTraining, copy_weights
 
-    return {
-        "bert": VariantTraining(losses=text_losses, feeding=bert_feeding, start=copy_weights),
-    }
+    return {"bert": VariantTraining(losses=text_losses, feeding=bert_feeding, start=copy_weights)}
 
 
 ROW = PaperTraining(
     variant_trainings=variant_trainings,
     recipes={
         "bert-small": bert_small_recipe,
-        "bert-base": bert_base_recipe,
-        "bert-large": bert_large_recipe,
+        "bert-base": lambda: bert_recipe(
+            "bert-base", bert_base(), "BERT base on masked words of texts alone"
+        ),
+        "bert-large": lambda: bert_recipe(
+            "bert-large", bert_large(), "BERT large on masked words of texts alone"
+        ),
     },
 )

@@ -66,9 +66,43 @@ def find_size(recipe: RunSettings) -> ModelSize:
     """Returns the size of a recipe's model: from the file, or measured, which imports torch."""
     if (key := size_key(recipe)) in (sizes := read_sizes()):
         return sizes[key]
-    from vlmill.train.recipes.measure import measure_model
+    return measure_model(recipe.variant, recipe.model)
 
-    return ModelSize(*measure_model(recipe.variant, recipe.model))
+
+def measure_model(variant: str, config: Any) -> ModelSize:
+    """Returns the size of a configuration's model, built on the meta device, without memory for
+    its weights. Imports torch.
+
+    Stacks of layers are the lists of modules named ``*layers``: ``text_layers`` read texts,
+    ``visual_layers`` images, all others both.
+    """
+    import torch
+
+    from vlmill.models.registry import get_variant
+
+    row = get_variant(variant)
+    with torch.device("meta"):
+        model: torch.nn.Module = row.build(config)
+    stored = {"text_layers": 0, "visual_layers": 0, "": 0}
+    for path, part in row.get_body(model).named_modules():
+        name = path.rpartition(".")[2]
+        if isinstance(part, torch.nn.ModuleList) and name.endswith("layers"):
+            stored[name if name in stored else ""] += sum(map(_kept_values, part))
+    return ModelSize(sum(parameter.numel() for parameter in model.parameters()), *stored.values())
+
+
+def _kept_values(layer: Any) -> int:
+    """Returns the inputs and outputs of a layer's linear layers for a row; it has one expert."""
+    from torch import nn
+
+    experts = getattr(layer, "experts", None)
+    unused = list(experts.values())[1:] if isinstance(experts, nn.ModuleDict) else []
+    skipped = {part for expert in unused for part in expert.modules()}
+    return sum(
+        part.in_features + part.out_features
+        for part in layer.modules()
+        if isinstance(part, nn.Linear) and part not in skipped
+    )
 
 
 def size_key(recipe: RunSettings) -> str:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vlmill.models.imagebert.config import imagebert_base, imagebert_small
-from vlmill.train.recipes.rows import PaperTraining
-from vlmill.train.recipes.small import hour_recipe, small_recipe
+from vlmill.train.recipes.rows import PaperTraining, hour_recipe, small_recipe
 from vlmill.train.settings.parts import Feeding, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 

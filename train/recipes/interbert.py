@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vlmill.models.interbert import config
-from vlmill.train.recipes.rows import PaperTraining
-from vlmill.train.recipes.small import hour_recipe, small_recipe
+from vlmill.train.recipes.rows import PaperTraining, hour_recipe, small_recipe
 from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
@@ -37,11 +37,6 @@ def interbert_retrieval_feeding() -> Feeding:
     return replace(interbert_feeding(), max_tokens=30, max_regions=100)
 
 
-def interbert_released_feeding() -> Feeding:
-    """Returns the feeding of the released checkpoints."""
-    return interbert_feeding(released=True)
-
-
 def interbert_masking(*, released: bool = False) -> Masking:
     """Returns the masking: segments and groups around anchors of 10 % (arXiv:2003.13198, sec. 3.2).
 
@@ -56,13 +51,6 @@ def interbert_masking(*, released: bool = False) -> Masking:
         group_pixels=released,
         mismatched_words=True,
     )
-
-
-def interbert_single_masking() -> Masking:
-    """Returns the masking of the ablation without segments and groups (table 4): words and regions
-    are masked separately.
-    """
-    return Masking(mismatched_words=True)
 
 
 def interbert_stage() -> Stage:
@@ -114,7 +102,7 @@ def interbert_single_masks() -> Recipe:
     return replace(
         interbert(),
         name="interbert-single-masks",
-        stages=(replace(interbert_stage(), masking=interbert_single_masking()),),
+        stages=(replace(interbert_stage(), masking=Masking(mismatched_words=True)),),
         about="InterBERT without masked segments and groups (ablation)",
     )
 
@@ -216,7 +204,7 @@ def variant_trainings() -> dict[str, VariantTraining]:
     from vlmill.train.recipes.training import VariantTraining
 
     return {
-        "interbert": VariantTraining(feeding=interbert_released_feeding),
+        "interbert": VariantTraining(feeding=partial(interbert_feeding, released=True)),
         "interbert-tasks": VariantTraining(feeding=interbert_retrieval_feeding),
     }
 

@@ -28,17 +28,11 @@ def start_region_model(fresh: nn.Module, init: LoadedCheckpoint) -> None:
     if init.variant != "bert":
         copy_weights(fresh, init)
         return
-    new, count = start_from_bert(fresh, init)
+    origins = initialise_from_bert(fresh, export_reference("bert", init.model))
+    new = sorted(name for name, origin in origins.items() if not origin.names)
+    count = len(origins)
     print_status(f"{count - len(new)} of {count} parameters are BERT's ({init.path})")
     say_what_is_new(new)
-
-
-def start_from_bert(fresh: nn.Module, init: LoadedCheckpoint) -> tuple[list[str], int]:
-    """Copies BERT's weights where the model has them; returns the names of its other parameters,
-    which are new, and the number of all.
-    """
-    origins = initialise_from_bert(fresh, export_reference("bert", init.model))
-    return sorted(name for name, origin in origins.items() if not origin.names), len(origins)
 
 
 def start_trunk(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:

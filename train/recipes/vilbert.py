@@ -12,8 +12,7 @@ from vlmill.models.vilbert.config import (
     vilbert_large,
     vilbert_small,
 )
-from vlmill.train.recipes.rows import PaperTraining
-from vlmill.train.recipes.small import hour_recipe, small_recipe
+from vlmill.train.recipes.rows import PaperTraining, hour_recipe, small_recipe
 from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
@@ -194,13 +193,9 @@ ROW = PaperTraining(
         "vilbert": vilbert,
         "vilbert-paper": vilbert_paper,
         "vilbert-single-stream": vilbert_single_stream,
-        "vilbert-2-layers": partial(vilbert_layers, 2),
-        "vilbert-4-layers": partial(vilbert_layers, 4),
-        "vilbert-8-layers": partial(vilbert_layers, 8),
+        **{f"vilbert-{n}-layers": partial(vilbert_layers, n) for n in (2, 4, 8)},
         "vilbert-large": partial(vilbert_large_layers, 6),
-        "vilbert-large-2-layers": partial(vilbert_large_layers, 2),
-        "vilbert-large-4-layers": partial(vilbert_large_layers, 4),
-        "vilbert-25-percent": partial(vilbert_share, 25),
-        "vilbert-50-percent": partial(vilbert_share, 50),
+        **{f"vilbert-large-{n}-layers": partial(vilbert_large_layers, n) for n in (2, 4)},
+        **{f"vilbert-{share}-percent": partial(vilbert_share, share) for share in (25, 50)},
     },
 )

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vlmill.models.vlbert import config
-from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
-from vlmill.train.recipes.small import hour_recipe, small_recipe
+from vlmill.train.recipes.rows import PaperTraining, hour_recipe, say_what_is_new, small_recipe
 from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 

@@ -20,8 +20,7 @@ from vlmill.models.beit.config import (
 )
 from vlmill.models.registry import find_variant, get_variant
 from vlmill.models.vlmo import config
-from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
-from vlmill.train.recipes.small import hour_recipe, small_recipe
+from vlmill.train.recipes.rows import PaperTraining, hour_recipe, say_what_is_new, small_recipe
 from vlmill.train.settings.parts import Feeding, Loading, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
@@ -303,39 +302,28 @@ def from_vit(
     )
 
 
-def vlmo_vit() -> Recipe:
-    """Returns the full run, with which the others are compared."""
-    return from_vit("vlmo-vit", "all objectives and experts")
-
-
-def vlmo_vit_itc() -> Recipe:
-    """Returns the run with contrast alone."""
-    return from_vit("vlmo-vit-itc", "contrast alone", mlm=False, itm=False)
-
-
-def vlmo_vit_itc_mlm() -> Recipe:
-    """Returns the run without matching."""
-    return from_vit("vlmo-vit-itc-mlm", "contrast and masked words", itm=False)
-
-
-def vlmo_vit_itc_itm() -> Recipe:
-    """Returns the run without masked words."""
-    return from_vit("vlmo-vit-itc-itm", "contrast and matching", mlm=False)
-
-
-def vlmo_vit_standard() -> Recipe:
-    """Returns the run of the standard Transformer: one feed-forward part for all."""
-    fields = {"modality_experts": False, "first_vl_layer": EVERY_LAYER}
-    return from_vit("vlmo-vit-standard", "one feed-forward part for all", model=fields)
-
-
-def vlmo_vit_without_vl_experts() -> Recipe:
-    """Returns the run with a language and a vision expert in every layer, none for both."""
-    return from_vit(
-        "vlmo-vit-without-vl-experts",
-        "without vision-language experts",
-        model={"first_vl_layer": EVERY_LAYER},
+# All of these are compared with the first.
+FROM_VIT: dict[str, Callable[[], Recipe]] = {
+    name: partial(from_vit, name, about, **changes)
+    for name, about, changes in (
+        ("vlmo-vit", "all objectives and experts", dict[str, Any]()),
+        ("vlmo-vit-itc", "contrast alone", {"mlm": False, "itm": False}),
+        ("vlmo-vit-itc-mlm", "contrast and masked words", {"itm": False}),
+        ("vlmo-vit-itc-itm", "contrast and matching", {"mlm": False}),
+        # The standard Transformer.
+        (
+            "vlmo-vit-standard",
+            "one feed-forward part for all",
+            {"model": {"modality_experts": False, "first_vl_layer": EVERY_LAYER}},
+        ),
+        # A language and a vision expert in every layer.
+        (
+            "vlmo-vit-without-vl-experts",
+            "without vision-language experts",
+            {"model": {"first_vl_layer": EVERY_LAYER}},
+        ),
     )
+}
 
 
 def start_stage(fresh: Any, init: LoadedCheckpoint) -> None:
@@ -383,27 +371,10 @@ ROW = PaperTraining(
     recipes={
         "vlmo-small": vlmo_small_recipe,
         "vlmo-hour": vlmo_hour_recipe,
-        "vlmo-images-base": partial(vlmo_images, "base"),
-        "vlmo-images-base-plus": partial(vlmo_images, "base-plus"),
-        "vlmo-images-large": partial(vlmo_images, "large"),
-        "vlmo-images-base-paper": partial(vlmo_images, "base-paper"),
-        "vlmo-images-large-paper": partial(vlmo_images, "large-paper"),
-        "vlmo-texts-base": partial(vlmo_texts, "base"),
-        "vlmo-texts-base-plus": partial(vlmo_texts, "base-plus"),
-        "vlmo-texts-large": partial(vlmo_texts, "large"),
-        "vlmo-texts-base-paper": partial(vlmo_texts, "base-paper"),
-        "vlmo-texts-large-paper": partial(vlmo_texts, "large-paper"),
-        "vlmo-base": partial(vlmo_pairs, "base"),
-        "vlmo-base-plus": partial(vlmo_pairs, "base-plus"),
-        "vlmo-large": partial(vlmo_pairs, "large"),
-        "vlmo-base-paper": partial(vlmo_pairs, "base-paper"),
-        "vlmo-large-paper": partial(vlmo_pairs, "large-paper"),
+        **{f"vlmo-images-{size}": partial(vlmo_images, size) for size in CHAINS},
+        **{f"vlmo-texts-{size}": partial(vlmo_texts, size) for size in CHAINS},
+        **{f"vlmo-{size}": partial(vlmo_pairs, size) for size in CHAINS},
         "vlmo-base-without-texts": vlmo_base_without_texts,
-        "vlmo-vit": vlmo_vit,
-        "vlmo-vit-itc": vlmo_vit_itc,
-        "vlmo-vit-itc-mlm": vlmo_vit_itc_mlm,
-        "vlmo-vit-itc-itm": vlmo_vit_itc_itm,
-        "vlmo-vit-standard": vlmo_vit_standard,
-        "vlmo-vit-without-vl-experts": vlmo_vit_without_vl_experts,
+        **FROM_VIT,
     },
 )

@@ -1,4 +1,4 @@
 """Computes the same numbers faster on a CPU; without this folder PyTorch computes them.
 
-Only ``layers/operators`` imports it. Reading order: ``linear``, ``dropout``, ``attention``.
+Only ``layers/operators`` imports it. Reading order: ``linear``, then ``attention`` (with dropout).
 """

@@ -13,17 +13,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from worlds import Detector, Scene, World, make_scenes, oracles, views, word_groups
+from worlds import (
+    MOST,
+    NOISY,
+    Detector,
+    Scene,
+    World,
+    make_scenes,
+    oracles,
+    views,
+    word_groups,
+    write_noisy_pairs,
+)
 from worlds.detector import crop
 from worlds.images import box_of, draw, shape_mask
 from worlds.oracles import is_true, oracle, truth
 from worlds.scenes import RELATIONS, SHAPES, Placed, combination_of, holds, make_scene
-from worlds.writing import make_sample, write_world
+from worlds.writing import SOURCE, captions, make_sample, with_moved_captions, wordings, write_world
 
 from vlmill.runtime.files.manifest import verify_folder
-from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.outputs import State
+from vlmill.runtime.files.reading import iter_batches, read_table
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 pytestmark = pytest.mark.nightly
@@ -293,3 +306,66 @@ def test_the_command_writes_prints_and_shows(
     assert capsys.readouterr().out == printed
     assert main([*flags, "1"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@given(count=st.integers(0, 40), share=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 9))
+def test_captions_are_moved_and_none_is_lost(count: int, share: float, seed: int) -> None:
+    rows = [{"pair_id": f"p{i}", "image_id": f"i{i}", "text": f"t{i}"} for i in range(count)]
+    moved = with_moved_captions(rows, share, seed)
+    assert [row["image_id"] for row in moved] == [row["image_id"] for row in rows]
+    assert sorted(row["text"] for row in moved) == sorted(row["text"] for row in rows)
+    changed = [m for m, row in zip(moved, rows, strict=True) if m["text"] != row["text"]]
+    wanted = round(share * count)
+    assert len(changed) == (wanted if wanted > 1 else 0)
+    assert all(row["pair_id"] == compute_pair_id(row["image_id"], row["text"]) for row in changed)
+    assert with_moved_captions(rows, share, seed) == moved
+
+
+def test_held_out_pairs_and_the_first_ones_stay(tmp_path: Path) -> None:
+    write_world(tmp_path / "world", World(), pairs=12, held_out=3)
+    before = read_table(tmp_path / "world", PAIRS).to_pylist()
+    assert write_noisy_pairs(tmp_path / "noisy", tmp_path / "world", first=4, share=1.0) is (
+        State.NEW
+    )
+    after = read_table(tmp_path / "noisy", PAIRS).to_pylist()
+    assert verify_folder(tmp_path / "noisy") == []
+    assert after[:4] == before[:4] and after[12:] == before[12:]
+    assert [row["source"] for row in after] == [SOURCE] * 4 + [NOISY] * 8 + [SOURCE] * 3
+    assert all(a["text"] != b["text"] for a, b in zip(after[4:12], before[4:12], strict=True))
+    again = write_noisy_pairs(tmp_path / "noisy", tmp_path / "world", first=4, share=1.0)
+    assert again is State.FINISHED
+
+
+def test_every_wording_states_as_many_relations_and_all_hold() -> None:
+    for scene in make_scenes(World(), "train", 40):
+        for statements in wordings(scene.statements):
+            assert len(statements) == len(scene.statements)
+            for s in statements:
+                assert holds(s.relation, scene.places[s.subject], scene.places[s.object])
+
+
+def test_captions_differ_and_begin_with_the_scenes_own() -> None:
+    world = World()
+    for scene in make_scenes(world, "train", 40):
+        texts = captions(world, scene, MOST, np.random.default_rng(0))
+        assert texts[0] == scene.caption and len(set(texts)) == MOST
+        assert {word for word in texts[0].split() if word in world.colours} == {
+            word for word in texts[-1].split() if word in world.colours
+        }
+        assert captions(world, scene, 1, np.random.default_rng(0)) == [scene.caption]
+    with pytest.raises(ValueError, match=f"captions=9: expected 1 to {MOST}"):
+        captions(world, scene, MOST + 1, np.random.default_rng(0))
+
+
+def test_a_world_with_several_captions_of_a_image(tmp_path: Path) -> None:
+    """Of ten pairs to train on by threes there are three images; held-out ones have one."""
+    write_world(tmp_path, World(), pairs=10, held_out=2, each=3)
+    pairs = [row for b in iter_batches(tmp_path, PAIRS) for row in b.to_pylist()]
+    images = [row["image_id"] for b in iter_batches(tmp_path, IMAGES) for row in b.to_pylist()]
+    assert len(images) == 5 and len({row["pair_id"] for row in pairs}) == 11
+    by_split = {
+        split: [row["image_id"] for row in pairs if row["split"] == split]
+        for split in ("train", "test")
+    }
+    assert [by_split["train"].count(name) for name in images[:3]] == [3, 3, 3]
+    assert by_split["test"] == images[3:]

@@ -20,7 +20,7 @@ from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.detectron2 import INSTALL, library, load_weights, open_detectron2
 from vlmill.extract.detect.predict import extract_regions, predict_regions, start_batch
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import NetworkInput, network_input
 from vlmill.models.detector.config import detectron2

@@ -12,9 +12,8 @@ from tests.extract.host_waits import as_on_a_gpu, refusing_waits
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect import predict
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import choose_chunk_size, compute, start_batch
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.predict import choose_chunk_size, compute, computing, start_batch
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import network_input

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from vlmill.extract.config import Storage
-from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import as_stored, finite_images, make_outcomes
+from vlmill.extract.detect.rows import Query, as_stored, finite_images, make_outcomes
 from vlmill.extract.images.resize import PixelInput
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason, Rejected

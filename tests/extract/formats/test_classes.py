@@ -172,6 +172,14 @@ def test_files_that_state_different_backgrounds_are_not_mixed(tmp_path: Path) ->
     assert (reject["key"], reject["detail"]) == ("b", "background is none, of those before first")
 
 
+def test_numbers_that_are_not_probabilities_are_rejects(tmp_path: Path) -> None:
+    for name, probs in (("a", distributions(2, 9)), ("b", np.full((2, 9), 3.5, np.float32))):
+        write_npz(tmp_path / "npz", name, info={"cls_prob": probs, "background": "first"})
+    assert read_rows(tmp_path / "npz", tmp_path / "back").image_ids == ["a"]
+    (reject,) = read_table(tmp_path / "back", REJECTS).to_pylist()
+    assert reject["detail"] == "cls_prob has a number outside 0..1; it must be after the softmax"
+
+
 # --- The first class ------------------------------------------------------------------------------
 
 
@@ -231,6 +239,33 @@ def test_the_columns_of_a_distribution_show_the_first_number(tmp_path: Path) -> 
     write_npz(tmp_path / "npz", "a", info=info)
     reader = read_rows(tmp_path / "npz", tmp_path / "back", background="first")
     np.testing.assert_array_equal(reader["a"].class_ids, [79, 0])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_ids_that_are_columns_of_a_distribution_count_from_one(
+    tmp_path: Path, first: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probs = np.roll(distributions(3, 1601), 1, axis=1)  # the highest column is the second one
+    probs[2] = np.roll(probs[2], -1)  # or the background, in the last box
+    for name, part in (("a", slice(0, 0)), ("b", slice(0, 3)), ("c", slice(2, 3))):
+        ids = probs[part].argmax(axis=1) if first else probs[part, 1:].argmax(axis=1)
+        item = {
+            "image_id": name,
+            "features": np.ones((len(ids), DIM), np.float32),
+            "bbox": np.tile(np.array([[0, 0, 5, 5]], np.float32), (len(ids), 1)),
+            "image_width": 20,
+            "image_height": 10,
+            "cls_prob": probs[part],
+            "objects": ids,
+        }
+        (tmp_path / "npy").mkdir(exist_ok=True)
+        np.save(tmp_path / "npy" / f"{name}.npy", item)  # type: ignore[arg-type]
+    reader = read_rows(tmp_path / "npy", tmp_path / "back")
+    background = -1 if first else probs[2, 1:].argmax()
+    np.testing.assert_array_equal(reader["b"].class_ids, [0, 0, background])
+    np.testing.assert_array_equal(reader["c"].class_ids, [background])
+    shown = "the distribution of b, whose largest columns are its class ids, shows that"
+    assert (shown in capsys.readouterr().err) == bool(first)
 
 
 @pytest.mark.parametrize("name", ["tsv", "lmdb", "npz", "hdf5"])

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -224,6 +225,31 @@ def test_what_a_format_needs_and_rows_lack_is_named(tmp_path: Path) -> None:
         assert not (tmp_path / "file").exists()
 
 
+def test_a_full_disk_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regions, full = write_regions(tmp_path / "regions", ROWS), "No space left on device"
+    export(regions, tmp_path / "a.tsv", "tsv6")
+    calls = {"import": str(tmp_path / "a.tsv"), "export": str(regions)}
+    errors = {
+        "import": OSError(f"Error writing bytes to file. Detail: [errno 28] {full}"),
+        "export": OSError(errno.ENOSPC, full),
+    }
+    for name, source in calls.items():
+
+        def fail(*_: Any, error: OSError = errors[name], **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(f"vlmill.extract.formats.{name}_file.{name}_file", fail)
+        output = tmp_path / f"{name}.out"
+        arguments = [name, source, "--output", str(output)]
+        arguments += ["--format", "tsv6"] if name == "export" else []
+        assert run_command(command, arguments) == 1
+        line = capsys.readouterr().err.splitlines()[-1]
+        expected = f"failed: --output {output}: {full}; free disk space, and the same command"
+        assert line.startswith(expected)
+
+
 def test_an_export_never_replaces_a_folder(tmp_path: Path) -> None:
     source = write_regions(tmp_path / "source", ROWS)
     for name in FORMATS:
@@ -305,6 +331,8 @@ def nan(_: bytes) -> bytes:
             "bad_record",
         ),
         (9, nan, "not_finite"),
+        (4, lambda text: base64.b64encode(np.array([1, 0, 1.1], "<f4").tobytes()), "bad_record"),
+        (6, lambda text: base64.b64encode(np.array([1, -1, 0], "<f4").tobytes()), "bad_record"),
         (9, lambda text: base64.b64encode(bytes(3 * 4 * 7)), "bad_record"),  # another width
         (0, lambda text: b"\xff", "bad_record"),
         (0, lambda text: b"", "bad_record"),
@@ -325,6 +353,14 @@ def test_lines_cut_off_repeated_and_blank(tmp_path: Path) -> None:
     first, empty, last = lines_of(tmp_path)
     content = b"\r\n".join([first, b"", empty, first, last[:-30]])
     assert imported(tmp_path, content) == [("coco/a b", "duplicate"), ("12", "bad_record")]
+
+
+def test_a_line_of_many_fields_is_not_split(tmp_path: Path) -> None:
+    assert len(tsv.split_fields(b"a\t" * 1000)) == tsv.MAX_FIELDS + 1
+    content = b"a\t" * 1000 + b"\n"
+    assert imported(tmp_path, content, format="tsv6") == [("a", "bad_record")]
+    (row,) = read_table(tmp_path / "back", REJECTS).to_pylist()
+    assert "1001 fields, must be 6" in row["detail"]
 
 
 def test_a_header_and_quotes_of_python_are_understood(tmp_path: Path) -> None:
@@ -360,6 +396,16 @@ def test_values_that_the_stored_type_cannot_hold(tmp_path: Path) -> None:
 def test_a_file_without_a_good_row(tmp_path: Path) -> None:
     assert imported(tmp_path, b"a\tb\n", format="tsv6") == [("a", "bad_record")]
     assert imported(tmp_path, b"", format="tsv6") == []
+
+
+def test_a_file_without_records_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "\t".join(tsv.FIELDS["tsv6"])
+    (tmp_path / "header.tsv").write_text(f"{names}\n")
+    lmdb.open(str(tmp_path / "db")).close()
+    for name in ("header.tsv", "db"):
+        arguments = ["import", str(tmp_path / name), "--output", str(tmp_path / f"{name}.out")]
+        assert run_command(command, arguments) == 1
+        assert f"error: FILE {tmp_path / name} has no images" in capsys.readouterr().err
 
 
 def test_an_unknown_file_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """Files of other projects in their own layouts, as their scripts write them."""
 
 import base64
+import gzip
 import json
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -11,7 +13,7 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
-from tests.extract.formats.test_import_export import make_row
+from tests.extract.formats.test_import_export import DIM, make_row
 
 from vlmill.extract.cli import command
 from vlmill.extract.formats import parts
@@ -138,6 +140,30 @@ def test_an_lmdb_of_other_values_is_named_once(tmp_path: Path, value: Any) -> No
         rows_of(tmp_path / "out", path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (b"CC_1.npz", b"PK\x03\x04rest", "CC_1.npz is a compressed .npz, as in UNITER's"),
+        (b"coco_1.npz", b'["a"]', "__keys__ is the list of keys of UNITER's or tensorpack's"),
+        (
+            b"00000000",
+            b"\x83\xa6img_id\xa31",
+            "00000000 is msgpack, as in UNITER's and tensorpack's",
+        ),
+        (b"00000000", b"\x97\xa31", "00000000 is msgpack"),
+        (b"1", b"\xff\xd8\xff\xe0", r"1 is an image \(JPEG\)"),
+    ],
+)
+def test_an_lmdb_of_no_pickles_is_named_once(
+    tmp_path: Path, key: bytes, value: bytes, message: str
+) -> None:
+    with lmdb.open(str(tmp_path / "db")) as opened, opened.begin(write=True) as put:
+        put.put(key, value)
+        put.put(b"__keys__", b'["a"]')
+    with pytest.raises(InputError, match=f"another type of LMDB: {message}"):
+        rows_of(tmp_path / "out", tmp_path / "db")
+
+
 # --- npy and npz ----------------------------------------------------------------------------------
 
 
@@ -159,6 +185,36 @@ def test_npy_of_mmf_with_info(tmp_path: Path) -> None:
     info = {n: v for n, v in mmf_item(row).items() if n not in ("feature_path", "features")}
     np.save(tmp_path / "npy" / "train2014" / "x_9_info.npy", info)  # type: ignore[arg-type]
     assert_row(rows_of(tmp_path / "out", tmp_path / "npy")["train2014/x_9"], row, "class_ids")
+
+
+def test_npy_of_mmf_with_scores_and_the_largest_number(tmp_path: Path) -> None:
+    row = make_row("9", 3)  # what extract_features_frcnn.py saves
+    assert row.class_scores is not None
+    info = mmf_item(row) | {"num_boxes": 100, "cls_prob": row.class_scores}
+    (tmp_path / "npy").mkdir()
+    np.save(tmp_path / "npy" / "9_info.npy", info)  # type: ignore[arg-type]
+    for files in (tmp_path / "npy", tmp_path / "npy" / "9_info.npy"):
+        with pytest.raises(InputError, match=r"boxes without features .*ID\.npy"):
+            rows_of(tmp_path / "out", files)
+    np.save(tmp_path / "npy" / "9.npy", np.asarray(row.features))
+    (tmp_path / "npy" / "9_full.npy").write_bytes(b"\x93NUMPY of torch's tensors")
+    for number, files in enumerate((tmp_path / "npy", str(tmp_path / "npy" / "*.npy"))):
+        reader = rows_of(tmp_path / f"out-{number}", files)
+        assert_row(reader["9"], row, "class_ids", "class_scores")
+        assert reader["9"].class_probs is None
+
+
+def test_a_folder_is_given_by_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = make_row("9", 3)
+    for end in ("att", "box"):
+        (tmp_path / f"cocobu_{end}").mkdir()
+    arrays: dict[str, Any] = {"feat": row.features}
+    np.savez(tmp_path / "cocobu_att" / "9.npz", **arrays)
+    np.save(tmp_path / "cocobu_box" / "9.npy", row.boxes)
+    monkeypatch.chdir(tmp_path / "cocobu_att")
+    for number, given in enumerate((".", "9.npz", "../cocobu_att", "..")):
+        output = tmp_path / f"out-{number}"
+        assert_row(rows_of(output, given, sizes=f"{WIDTH}x{HEIGHT}")["9"], row)
 
 
 def test_arrays_without_boxes_are_named_once(tmp_path: Path) -> None:
@@ -227,6 +283,10 @@ def test_cocobu_features_take_their_boxes_from_the_next_folder(
     np.save(tmp_path / "in" / "cocobu_fc" / "9.npy", row.boxes.mean(0))
     reader = rows_of(tmp_path / "out", tmp_path / "in" / given, sizes=f"{WIDTH}x{HEIGHT}")
     assert_row(reader["9"], row)
+    folders = str(tmp_path / "in" / "cocobu_*")  # the boxes complete the features
+    assert_row(rows_of(tmp_path / "all", folders, sizes=f"{WIDTH}x{HEIGHT}")["9"], row)
+    with pytest.raises(InputError, match=r"has the boxes .* of the features in .*cocobu_att"):
+        rows_of(tmp_path / "box", tmp_path / "in" / "cocobu_box")
 
 
 def test_npz_of_boxes_or_of_nothing_known_are_named_once(
@@ -322,14 +382,14 @@ def test_volta_hdf5_has_a_group_an_image(tmp_path: Path) -> None:
             for name, value in volta_item(row).items():
                 if name != "img_id":
                     group[name] = value
-        file.create_group("broken")["boxes"] = np.ones((1, 4))
+        file.create_group("1")["boxes"] = np.ones((1, 4))  # the first one
         file["link"] = h5py.ExternalLink("/etc/hostname", "x")
     import_file(Import(files=[tmp_path / "coco.h5"], output=tmp_path / "out"))
     reader = RegionReader(tmp_path / "out")
     for row in rows:
         assert_row(reader[row.image_id], row, *OF_OBJECTS)
     rejects = read_table(tmp_path / "out", REJECTS).to_pylist()
-    assert {row["key"] for row in rejects} == {"broken", "link"}
+    assert {row["key"] for row in rejects} == {"1", "link"}
 
 
 def test_visdial_hdf5(tmp_path: Path) -> None:
@@ -337,8 +397,17 @@ def test_visdial_hdf5(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "visdial.h5", "w") as file:
         file["image_id"] = np.array([378466])
         file["features"], file["boxes"] = np.asarray(row.features)[None], row.boxes[None]
+    with pytest.raises(InputError, match="HDF5, without the sizes of the images; give --sizes"):
+        rows_of(tmp_path / "out", tmp_path / "visdial.h5")
     reader = rows_of(tmp_path / "out", tmp_path / "visdial.h5", sizes=f"{WIDTH}x{HEIGHT}")
     assert_row(reader["378466"], row)
+    with h5py.File(tmp_path / "visdial.h5", "r+") as file:
+        del file["image_id"]
+        file["image_id"] = np.array([b""])
+    job = Import(files=[tmp_path / "visdial.h5"], output=tmp_path / "no id", sizes="999x999")
+    assert import_file(job) == (0, 1)
+    (reject,) = read_table(job.output, REJECTS).to_pylist()
+    assert reject["detail"] == "no id"
 
 
 # --- Oscar and VinVL ------------------------------------------------------------------------------
@@ -407,6 +476,32 @@ def test_features_with_their_labels(tmp_path: Path, columns: int, labels: str) -
         np.testing.assert_array_equal(reader["9"].class_ids, [0, 1, 0])
 
 
+@pytest.mark.parametrize("is_spatial", [False, True])
+def test_an_image_without_its_line_of_labels_is_a_reject(tmp_path: Path, is_spatial: bool) -> None:
+    row = make_row("9", 3)
+    array = text(with_spatial(row) if is_spatial else row.features)
+    value = json.dumps({"num_boxes": 3, "features": array})
+    (tmp_path / "feature.tsv").write_text(f"8\t{value}\n9\t{value}\n7\t{value}\n")
+    objects = objects_of(row, ["a", "b", "a"], False)
+    (tmp_path / "label.tsv").write_text(f"9\t{json.dumps(objects)}\n")
+    size = f'[{{"height": {HEIGHT}, "width": {WIDTH}}}]'
+    (tmp_path / "hw.tsv").write_text(f"9\t{size}\n" + ("" if is_spatial else f"7\t{size}\n"))
+    assert import_file(Import(files=[tmp_path], output=tmp_path / "out")) == (1, 2)
+    assert_row(RegionReader(tmp_path / "out")["9"], row)
+    rejects = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert [row["key"] for row in rejects] == ["8", "7"]
+    assert "no line of label.tsv or hw.tsv has this id" in rejects[0]["detail"]
+
+
+def test_a_record_without_a_size_is_a_reject_after_others_with_one(tmp_path: Path) -> None:
+    items = {key: volta_item(make_row(key, 2)) for key in ("1", "2", "3")}
+    del items["2"]["img_w"]
+    path = write_lmdb(tmp_path / "db", items)
+    assert import_file(Import(files=[path], output=tmp_path / "out")) == (2, 1)
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert reject["key"] == "2" and "give --sizes" in reject["detail"]
+
+
 def test_labels_alone_are_named_once(tmp_path: Path) -> None:
     value = json.dumps(objects_of(make_row("9", 2), ["a", "b"], False))
     (tmp_path / "train.label.tsv").write_text(f"9\t{value}\n10\t{value}\n")
@@ -430,6 +525,7 @@ def test_vl_bert_json(tmp_path: Path, zipped: bool) -> None:
     if zipped:
         path = tmp_path / "trainval.zip"
         with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("__MACOSX/trainval/._000000000009.json", b"\0\5\x16\7")
             for file in sorted(folder.iterdir()):
                 archive.write(file, f"trainval/{file.name}")
     import_file(Import(files=[path], output=tmp_path / "out"))
@@ -529,6 +625,78 @@ def test_a_wrong_format_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "it is PNG, not a file of features" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"a\tb"), "it is a gzip archive, not a file of features; unpack it first"),
+        (b"<!DOCTYPE html><html>", "it is an HTML page, not a file of features"),
+        (bytes(9000), "it begins with 4,096 zeros; copy or download it again"),
+        (f"{tsv_line(SECOND)}\n".encode("utf-16"), "it is text in UTF-16; convert it to UTF-8"),
+        (b"hello\n", "not a file of features (its first line has 1 field)"),
+    ],
+)
+def test_the_content_of_an_unknown_file_is_named(
+    tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b.tsv").write_bytes(content)
+    arguments = ["import", str(tmp_path / "in" / "b.tsv"), "--output", str(tmp_path / "out")]
+    assert run_command(command, arguments) == 2
+    assert f"b.tsv: {message}" in capsys.readouterr().err
+    (tmp_path / "in" / "a.tsv").write_text(tsv_line(FIRST))
+    assert rows_of(tmp_path / "out", tmp_path / "in").image_ids == [FIRST.image_id]
+    assert "1 file not imported, such as b.tsv: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["npz", "npy", "json"])
+def test_a_file_name_that_is_not_utf8_is_a_reject(tmp_path: Path, ending: str) -> None:
+    row = make_row("b", 3)
+    item = mmf_item(row)
+    arrays: dict[str, Any] = {"x": row.features, "bbox": row.boxes, "num_bbox": 3}
+    value = {"boxes": text(row.boxes), "features": text(row.features), "num_boxes": 3}
+    (tmp_path / "in").mkdir()
+    for name in (os.fsdecode(b"k\xe4se"), "b"):
+        file = tmp_path / "in" / f"{name}.{ending}"
+        if ending == "npz":
+            np.savez(file, **arrays, image_w=WIDTH, image_h=HEIGHT)
+        elif ending == "npy":
+            np.save(file, item)  # type: ignore[arg-type]
+        else:
+            file.write_text(json.dumps({**value, "image_w": WIDTH, "image_h": HEIGHT}))
+    assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (1, 1)
+    assert RegionReader(tmp_path / "out").image_ids == ["b"]
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert "k?se" in reject["key"] and "not text in UTF-8" in reject["detail"]
+
+
+def test_links_to_nothing_and_pipes_stop_no_import(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.tsv").write_text(tsv_line(FIRST))
+    (tmp_path / "in" / "lost.tsv").symlink_to("/nowhere")
+    os.mkfifo(tmp_path / "in" / "pipe.tsv")
+    arrays: dict[str, Any] = {"x": np.ones((1, DIM)), "bbox": np.ones((1, 4)), "num_bbox": 1}
+    np.savez(tmp_path / "in" / "b.npz", **arrays, image_w=9, image_h=9)
+    (tmp_path / "in" / "lost.npz").symlink_to("/nowhere")
+    assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (2, 1)
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert (reject["key"], reject["detail"]) == ("lost.npz", "it is a link to a missing file")
+    for lost in (tmp_path / "in" / "lost.tsv", ""):
+        with pytest.raises(InputError, match=r"no such file|FILE is empty"):
+            rows_of(tmp_path / "lost", lost)
+
+
+def test_zeros_after_the_lines_of_a_tsv_are_one_reject(tmp_path: Path) -> None:
+    content = f"{tsv_line(FIRST)}\n{tsv_line(SECOND)[:60]}".encode() + bytes(10_000)
+    (tmp_path / "a.tsv").write_bytes(content)
+    assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "out")) == (1, 1)
+    lines = f"{tsv_line(FIRST)}\n{tsv_line(SECOND)}\n".encode()
+    (tmp_path / "a.tsv").write_bytes(lines[:60] + bytes(99) + lines[159:])  # in the first line
+    assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "first")) == (1, 1)
+    (tmp_path / "b.bin").write_bytes(b"a\0b" + b"\tx" * 5 + b"\n\xff" + b"\tx" * 5)
+    with pytest.raises(InputError, match="not a file of features"):
+        rows_of(tmp_path / "binary", tmp_path / "b.bin")
+
+
 # --- Kills ----------------------------------------------------------------------------------------
 
 
@@ -613,6 +781,21 @@ def test_sizes_of_images_without_boxes_in_hdf5(tmp_path: Path) -> None:
     assert import_file(job) == (2, 0)
     reader = RegionReader(tmp_path / "with")
     assert [(reader[i].width, reader[i].height) for i in ("7", "8")] == [(500, 375), (640, 480)]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_npz_without_sizes_asks_for_them_once(tmp_path: Path, transposed: bool) -> None:
+    rows = [make_row("9", 3), make_row("25", 6)]  # features [6, 6] have the side of the others
+    (tmp_path / "npz").mkdir()
+    for row in rows:
+        features = np.asarray(row.features)
+        arrays = {"x": features.T if transposed else features, "bbox": row.boxes}
+        np.savez_compressed(tmp_path / "npz" / f"{row.image_id}.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"features in \.npz, without the sizes"):
+        rows_of(tmp_path / "out", tmp_path / "npz")
+    reader = rows_of(tmp_path / "out", tmp_path / "npz", sizes=f"{WIDTH}x{HEIGHT}")
+    for row in rows:
+        assert_row(reader[row.image_id], row)
 
 
 def test_sizes_in_arrays_of_one_number(tmp_path: Path) -> None:

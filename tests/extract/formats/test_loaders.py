@@ -302,6 +302,8 @@ def test_a_part_of_the_distribution_is_not_enough(tmp_path: Path) -> None:
         ("oscar", " a"),
         ("vl-bert", "../x" * 80),
         ("npz-uniter", "a\nb"),
+        ("hdf5", "a\0b"),
+        ("tsv", ""),
     ],
 )
 def test_ids_that_a_format_cannot_hold_are_named_first(

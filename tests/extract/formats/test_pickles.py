@@ -67,6 +67,12 @@ def test_arrays_whose_header_lies() -> None:
     for wrong in (b"(300, 4)", b"(-3, -4)", b"((3,), 4)", b"3.5"):
         with pytest.raises(BadRecord):
             arrays.parse_array(good.replace(b"(3, 4)", wrong))
+    for sides in ((0, 10**25), (0,) * 70):
+        empty = io.BytesIO()
+        facts = {"descr": "<f4", "fortran_order": False, "shape": sides}
+        np.lib.format.write_array_header_1_0(empty, facts)
+        with pytest.raises(BadRecord, match="an array of shape"):
+            arrays.parse_array(empty.getvalue())
     for wrong in (b"'|V4'", b"[('a',1)]", b"'<M8'", b"9"):
         with pytest.raises(BadRecord):
             arrays.parse_array(good.replace(b"'<f4'", wrong))

@@ -13,6 +13,7 @@ from PIL import Image
 from torchvision import models
 from torchvision.transforms import functional
 
+from vlmill.extract.config import NETWORKS, parse_network_names
 from vlmill.extract.image_level.crop import Crop, middle
 from vlmill.extract.image_level.networks import (
     find_preset,
@@ -20,7 +21,6 @@ from vlmill.extract.image_level.networks import (
     open_global_networks,
     open_network,
 )
-from vlmill.extract.image_level.settings import NETWORKS, parse_network_names
 from vlmill.schemas.errors import InputError
 
 CPU = torch.device("cpu")

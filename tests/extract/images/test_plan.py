@@ -192,6 +192,15 @@ def test_tars_that_cannot_be_planned_are_mistakes(tmp_path: Path) -> None:
             archive.addfile(tarfile.TarInfo("1.jpg"))
         with pytest.raises(InputError, match="compressed with gzip; unpack"):
             plan_images([str(tmp_path / name)])
+    tar_of(tmp_path / "b.tar", {"1.jpg": b"x" * 512})
+    whole = ("1", str(tmp_path / "b.tar"), "member")
+    for arguments, broken in (
+        ([str(tmp_path / "no.tar"), str(tmp_path / "b.tar")], "no.tar"),
+        ([str(tmp_path / "{a,b}.tar")], "a.tar"),
+    ):
+        plan = plan_images(arguments)
+        assert [(p.key, p.path, p.kind) for p in plan][1] == whole
+        assert (plan[0].path, plan[0].kind) == (str(tmp_path / broken), "broken")
 
 
 def test_mutated_tars_are_planned_or_refused(tmp_path: Path) -> None:
@@ -247,11 +256,7 @@ def test_only_the_images_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path) 
     ]
     write_shard(tmp_path / "pairs", PAIRS, rows)
     plan = select_pair_images(plan_images([str(images)]), str(tmp_path / "pairs"))
-    assert [(p.image_id, p.kind) for p in plan] == [
-        ("a", "row"),
-        ("c", "row"),
-        ("gone", "missing"),
-    ]
+    assert [(p.image_id, p.kind) for p in plan] == [("a", "row"), ("c", "row"), ("gone", "missing")]
     with pytest.raises(Rejected) as rejected:
         InputReader(2**20).read(plan[2])
     assert rejected.value.reason is Reason.MISSING_IMAGE

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.transfer import compute_measures, make_frames, upload_batch
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import (

@@ -18,15 +18,16 @@ from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.run import batches
 from vlmill.extract.run import devices as engine
 from vlmill.extract.run import workers as decoding
-from vlmill.extract.run.batches import ExtractionResult, extract_windows, form_batches
+from vlmill.extract.run.batches import ExtractionResult, extract_windows, form_batches, row_images
 from vlmill.extract.run.devices import WorkerSettings, split_windows
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.run.workers import PreparedImage, inline
 from vlmill.extract.verify import verify
 from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
-from vlmill.schemas.rejects import Rejected
-from vlmill.schemas.tables import REJECTS
+from vlmill.schemas.rejects import Reason, Rejected, reject
+from vlmill.schemas.tables import REGIONS, REJECTS, table_of_rows
 
 SIDES = ((96, 72), (72, 96), (90, 90), (96, 72), (96, 72))
 
@@ -233,3 +234,22 @@ def test_results_wait_one_batch_at_most_on_a_device_that_works_ahead(
         if isinstance(one, RegionRow) and isinstance(want, RegionRow):
             np.testing.assert_array_equal(one.class_ids, want.class_ids)
             np.testing.assert_allclose(one.boxes, want.boxes, atol=1e-3)
+
+
+def test_rows_of_a_finished_part_know_their_images(tmp_path: Path) -> None:
+    """Also where one path is there twice: the later one is the duplicate."""
+    images = [InputImage(path=name) for name in ("a", "b", "cut", "a", "c")]
+    rows: list[dict[str, object]] = [
+        {"image_id": name, "width": 1, "height": 1, "num_boxes": 0, "boxes": []}
+        for name in ("hash-a", "hash-b", "hash-c")
+    ]
+    write_shard(tmp_path, REGIONS, table_of_rows(rows, REGIONS))
+    rejects = [
+        reject("regions", "cut", Reason.UNREADABLE_IMAGE),
+        reject("regions", "a", Reason.DUPLICATE),
+    ]
+    write_shard(tmp_path, REJECTS, rejects)
+    (regions_file,), (rejects_file,) = tmp_path.glob("regions-*"), tmp_path.glob("rejects-*")
+    found = row_images(images, regions_file, rejects_file)
+    assert found == {"hash-a": images[0], "hash-b": images[1], "hash-c": images[4]}
+    assert found["hash-a"] is images[0]

@@ -21,7 +21,7 @@ from vlmill.extract.images.decode import decode
 from vlmill.extract.images.plan import plan_images
 from vlmill.extract.images.resize import network_input
 from vlmill.extract.run import job as run_module
-from vlmill.extract.run.duplicates import get_unique_row
+from vlmill.extract.run.batches import get_unique_row
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import row_problems, verify
 from vlmill.runtime.files.reading import read_table

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vlmill.extract.cli import command
-from vlmill.extract.run import shards as writing
-from vlmill.extract.run.shards import TASKS_WAITING, Background, PartWriter
+from vlmill.extract.run import job as writing
+from vlmill.extract.run.job import TASKS_WAITING, Background, PartWriter
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 

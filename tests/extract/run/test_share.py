@@ -24,13 +24,13 @@ PARTS = 3
 # As extract-rois, which kill -9 meets between the two files of shard 4.
 KILLED = """
 import os, signal
-from vlmill.extract.run import shards
-write = shards.write_shard
+from vlmill.extract.run import job
+write = job.write_shard
 def killed(folder, table, rows, index, *more, **named):
     if index == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return write(folder, table, rows, index, *more, **named)
-shards.write_shard = killed
+job.write_shard = killed
 """
 MAIN = "import sys\nfrom vlmill.extract.cli import main\nsys.exit(main())\n"
 

@@ -17,8 +17,8 @@ from vlmill.extract.image_level.networks import FullImages, open_global_networks
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.plan import plan_images
 from vlmill.extract.run import job as run_module
+from vlmill.extract.run.batches import get_unique_row
 from vlmill.extract.run.devices import WorkerSettings
-from vlmill.extract.run.duplicates import get_unique_row
 from vlmill.extract.run.job import Job, run
 from vlmill.extract.verify import verify
 from vlmill.runtime.files.manifest import write_manifest

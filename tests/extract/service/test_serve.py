@@ -171,10 +171,7 @@ def test_images_by_urls(service: Served, jpeg: Callable[[int], bytes]) -> None:
 
 def test_the_client(service: Served, shared_images: Path, rows: pa.Table) -> None:
     client = Client(service.url)
-    images: list[Path | bytes] = [
-        shared_images / "0.jpg",
-        (shared_images / "1.jpg").read_bytes(),
-    ]
+    images: list[Path | bytes] = [shared_images / "0.jpg", (shared_images / "1.jpg").read_bytes()]
     assert client.regions(images)["features"].equals(rows["features"].slice(0, 2))
     assert pq.read_table(io.BytesIO(client.regions_parquet(images))).num_rows == 2
     with pytest.raises(

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from tests.factories import Call
 from torch import Tensor
 
-from vlmill.models.convert.files import read_state, unwrap_state
+from vlmill.models.convert.files import read_state, unwrap_network, unwrap_state
+from vlmill.models.convert.names import KNOWN, canonical
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.count": torch.tensor(7)}
 
@@ -137,3 +138,45 @@ def test_a_container_of_any_name_is_read_if_it_is_the_only_one() -> None:
         unwrap_state({"student": STATE, "teacher": STATE})
     with pytest.raises(ValueError, match="the file has state, param_groups"):
         unwrap_state({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []})
+
+
+LAYER = "encoder.layer.0.attention.self.query.weight"
+BERT = {
+    "bert.embeddings.word_embeddings.weight": torch.ones(5, 2),
+    f"bert.{LAYER}": torch.ones(2, 2),
+    "cls.predictions.bias": torch.ones(5),
+}
+
+
+def prefixed(prefix: str, *more: str) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": t for name, t in BERT.items()} | dict.fromkeys(more, torch.ones(1))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "net.", "ema_model.module.", "a.b.c.d."])
+@pytest.mark.parametrize("more", [(), ("criterion.weight", "optimizer.step")])
+def test_the_prefix_of_most_names_is_removed(prefix: str, more: tuple[str, ...]) -> None:
+    state = unwrap_network(prefixed(prefix, *more), canonical, KNOWN)
+    assert state.keys() == {*BERT, *more}
+    assert state["bert.embeddings.word_embeddings.weight"].shape == (5, 2)
+
+
+def test_heads_stay_where_the_body_has_a_prefix_of_its_own() -> None:
+    state = {f"net.{n}": t for n, t in BERT.items() if n.startswith("bert.")}
+    state |= {"net.classifier.weight": torch.ones(2, 2)}
+    names = unwrap_network(state, canonical, KNOWN).keys()
+    assert names == {"bert.embeddings.word_embeddings.weight", f"bert.{LAYER}", "classifier.weight"}
+
+
+def test_names_that_are_known_are_left_as_they_are() -> None:
+    for state in (BERT, BERT | prefixed("teacher."), {LAYER: torch.ones(2, 2)}):
+        assert unwrap_network(state, canonical, KNOWN) == state
+    other = {f"visual.{n}": torch.ones(1) for n in range(5)}
+    assert unwrap_network(other, canonical, KNOWN) == other and not unwrap_network(
+        {}, canonical, KNOWN
+    )
+
+
+def test_a_network_and_its_average_are_not_chosen_between() -> None:
+    state = prefixed("student.") | prefixed("teacher.")
+    with pytest.raises(ValueError, match=r"2 times, under student. and teacher.; keep the tensors"):
+        unwrap_network(state, canonical, KNOWN)

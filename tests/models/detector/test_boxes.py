@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vlmill.models.detector.anchors import grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes, pairwise_iou
 from vlmill.models.detector.config import MAX_LOG_SCALE
 from vlmill.models.detector.nms import class_confidence, first_survivors, nms_every_class, pack_bits
+from vlmill.models.detector.proposals import grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.resnet import stem_pool
 
 OPS = load_file(Path(__file__).parents[2] / "golden/frcnn/ops/cases.safetensors")
@@ -70,11 +70,7 @@ def test_suppression_equals_the_recorded_lists(family: str, threshold: str) -> N
     limit = OPS["nms.in.tie_threshold"].item() if threshold == "tie" else float(threshold)
     ours = family != "tv"
     kept = one_list(
-        OPS["nms.in.boxes"],
-        OPS["nms.in.scores"],
-        limit,
-        offset=float(ours),
-        inclusive=ours,
+        OPS["nms.in.boxes"], OPS["nms.in.scores"], limit, offset=float(ours), inclusive=ours
     )
     expected = OPS[f"nms.out.{family}_{threshold}"]
     assert torch.equal(kept.sort().values if family == "legacy" else kept, expected)

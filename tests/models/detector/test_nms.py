@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.models.detector.placed import Placed
 from torchvision.ops import nms as torchvision_nms
 
+from vlmill.models.detector import nms
 from vlmill.models.detector.nms import exclusive_corners, first_survivors, float32_limit
 
 
@@ -89,3 +91,11 @@ def test_none_are_asked_for() -> None:
     boxes, scores = torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 4)
     places, values = first_survivors(boxes, scores, (0.3, 0.5), 0, offset=0.0, inclusive=False)
     assert places.shape == values.shape == (2, 2, 0)
+
+
+def test_on_a_gpu_where_nobody_wants_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nms, "can_compile", lambda work: True)
+    here, there = torch.empty(2), Placed(torch.empty(2))
+    with torch.inference_mode():
+        assert nms.has_kernels(there) and not nms.has_kernels(here)
+    assert not nms.has_kernels(there)

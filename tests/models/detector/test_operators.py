@@ -14,10 +14,7 @@ from vlmill.models.detector import operators
 
 Pool = Callable[[Tensor, Tensor], Tensor]
 POOLS: list[tuple[Pool, Pool]] = [
-    (
-        lambda f, r: operators.roi_pool(f, r, 3, 0.25),
-        lambda f, r: ops.roi_pool(f, r, 3, 0.25),
-    ),
+    (lambda f, r: operators.roi_pool(f, r, 3, 0.25), lambda f, r: ops.roi_pool(f, r, 3, 0.25)),
     *(
         (
             lambda f, r, aligned=aligned: operators.roi_align(

@@ -11,7 +11,12 @@ from torch import Tensor
 from vlmill.models.detector.config import CONVENTIONS, DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import config_of_weights, load_published, recognise_layout
-from vlmill.models.detector.published_names import ANCHORS, CELL_ANCHORS, published_name
+from vlmill.models.detector.published_names import (
+    ANCHORS,
+    CELL_ANCHORS,
+    describe_mismatches,
+    published_name,
+)
 from vlmill.models.detector.random_weights import randomise
 
 SIZES: dict[str, Any] = {
@@ -249,11 +254,7 @@ def test_other_architectures_are_named(
 @pytest.mark.parametrize(
     ("layout", "part", "said"),
     [
-        (
-            "detectron2-fpn",
-            "fpn_lateral2",
-            "backbone.fpn_lateral2.weight is missing, which",
-        ),
+        ("detectron2-fpn", "fpn_lateral2", "backbone.fpn_lateral2.weight is missing, which"),
         ("vqa-maskrcnn", "fc6", "roi_heads.box.feature_extractor.fc6.weight is missing, which vqa"),
         ("vinvl", "head.layer4", "roi_heads.box.feature_extractor.head.layer4.* is missing"),
         ("vinvl", "cell_anchors", ""),
@@ -316,3 +317,14 @@ def test_deformable_stages_are_seen() -> None:
     found = config_of_weights(state, grid=True)
     assert found.deformable_stages == (4, 5)
     load_published(FasterRCNN(found), state)
+
+
+def test_tensors_that_fit_have_nothing_said_of_them() -> None:
+    ours = {"a": torch.ones(2), "b": torch.ones(3, 1)}
+    assert describe_mismatches(ours, {name: tensor + 1 for name, tensor in ours.items()}) == ""
+
+
+def test_each_kind_is_named_and_most_are_counted() -> None:
+    ours = {**{f"w{i}": torch.ones(2) for i in range(200)}, "b": torch.ones(3, 1)}
+    said = describe_mismatches(ours, {"b": torch.ones(1, 3), "c": torch.ones(1)})
+    assert said == "missing w0, w1, w2 and 197 more; unexpected c; b is (1, 3), expected (3, 1)"

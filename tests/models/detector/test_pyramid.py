@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torchvision import ops
 
-from vlmill.models.detector.anchors import make_cell_anchors
 from vlmill.models.detector.backbone import Backbone
 from vlmill.models.detector.boxes import decode_boxes
 from vlmill.models.detector.config import (
@@ -19,7 +18,7 @@ from vlmill.models.detector.config import (
     vqa_maskrcnn,
 )
 from vlmill.models.detector.faster_rcnn import grid_cells
-from vlmill.models.detector.proposals import ProposalGenerator, stack_maps
+from vlmill.models.detector.proposals import ProposalGenerator, make_cell_anchors, stack_maps
 from vlmill.models.detector.resnet import Bottleneck, FrozenBatchNorm, Norm
 from vlmill.models.detector.roi_heads import map_numbers, pool_regions
 

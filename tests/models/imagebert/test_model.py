@@ -1,11 +1,20 @@
 """ImageBERT: its size, what its outputs depend on, and what it refuses."""
 
-import operator
 from typing import Any
 
 import pytest
 import torch
 from tests.forked import run_script
+from tests.models.pair_cases import (
+    SIZES,
+    changed,
+    count,
+    enlarge,
+    expect_a_batch_is_its_pairs,
+    expect_packing_changes_nothing,
+    padded_pairs,
+    random_pairs,
+)
 
 from vlmill.models import PRESETS, VARIANTS, VLInputs, preset
 from vlmill.models.imagebert.config import (
@@ -14,16 +23,9 @@ from vlmill.models.imagebert.config import (
     imagebert_base,
     imagebert_small,
 )
-from vlmill.models.imagebert.model import ImageBert
-from vlmill.models.imagebert.tasks import ImageBertRetrieval
+from vlmill.models.imagebert.model import ImageBert, ImageBertRetrieval
 
-TINY: dict[str, Any] = {
-    "vocab_size": 50,
-    "width": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "intermediate_width": 48,
-    "num_positions": 12,
+TINY: dict[str, Any] = SIZES | {
     "max_text_tokens": 8,
     "visual_position_id": 8,
     "region_width": 16,
@@ -33,41 +35,19 @@ TINY: dict[str, Any] = {
 
 def tiny_model(**changes: Any) -> ImageBert:
     torch.manual_seed(0)
-    model = ImageBert(ImageBertConfig(**(TINY | changes))).eval()
-    for parameter in model.parameters():  # larger than at the start, so that everything acts
-        torch.nn.init.normal_(parameter, std=0.2)
+    model: ImageBert = enlarge(ImageBert(ImageBertConfig(**(TINY | changes))))
     return model
-
-
-def random_batch(pairs: int = 3, tokens: int = 6, regions: int = 5) -> VLInputs:
-    generator = torch.Generator().manual_seed(1)
-    return VLInputs(
-        tokens=torch.randint(0, 50, (pairs, tokens), generator=generator),
-        token_mask=torch.ones(pairs, tokens, dtype=torch.bool),
-        region_features=torch.randn(pairs, regions, 16, generator=generator),
-        region_locations=torch.rand(pairs, regions, 5, generator=generator),
-        region_mask=torch.ones(pairs, regions, dtype=torch.bool),
-    )
-
-
-def changed(inputs: VLInputs, **parts: torch.Tensor) -> VLInputs:
-    return VLInputs(**(vars(inputs) | parts))
-
-
-def count(config: ImageBertConfig) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in ImageBert(config).parameters())
 
 
 def test_the_base_model_has_the_papers_parameters() -> None:
     # BERT-base without pooler 108,891,648; image 1,579,776; word head 622,650; 768 to 1600 classes
     # 1,230,400; 768 to 2048 features 1,574,912; matching 769.
-    assert count(imagebert_base()) == 113_900_155
-    assert count(imagebert_base(itm_pooler=True)) == 113_900_155 + 768 * 768 + 768
+    assert count(ImageBert, imagebert_base()) == 113_900_155
+    assert count(ImageBert, imagebert_base(itm_pooler=True)) == 113_900_155 + 768 * 768 + 768
 
 
 def test_the_small_model_has_a_few_million_parameters() -> None:
-    assert 2_000_000 < count(imagebert_small()) < 6_000_000
+    assert 2_000_000 < count(ImageBert, imagebert_small()) < 6_000_000
 
 
 def test_the_word_table_is_saved_once() -> None:
@@ -78,7 +58,7 @@ def test_the_word_table_is_saved_once() -> None:
 
 
 def test_shapes_and_one_score_a_pair() -> None:
-    model, inputs = tiny_model(), random_batch()
+    model, inputs = tiny_model(), random_pairs()
     output = model(inputs)
     assert output.text.shape == (3, 6, 24)
     assert output.regions.shape == (3, 5, 24)
@@ -92,7 +72,7 @@ def test_shapes_and_one_score_a_pair() -> None:
 
 
 def test_permuting_regions_permutes_their_outputs_and_leaves_the_text() -> None:
-    model, inputs = tiny_model(), random_batch()
+    model, inputs = tiny_model(), random_pairs()
     order = torch.tensor([3, 0, 4, 1, 2])
     permuted = model(
         changed(
@@ -107,7 +87,7 @@ def test_permuting_regions_permutes_their_outputs_and_leaves_the_text() -> None:
 
 
 def test_words_have_an_order_and_boxes_a_place() -> None:
-    model, inputs = tiny_model(), random_batch()
+    model, inputs = tiny_model(), random_pairs()
     first = model(inputs).pooled
     swapped = inputs.tokens[:, [0, 2, 1, 3, 4, 5]]
     assert not torch.allclose(model(changed(inputs, tokens=swapped)).pooled, first, atol=1e-3)
@@ -117,36 +97,16 @@ def test_words_have_an_order_and_boxes_a_place() -> None:
     )
 
 
-def test_padding_changes_no_valid_output() -> None:
-    model, inputs = tiny_model(), random_batch()
-    padded = VLInputs(
-        tokens=torch.cat([inputs.tokens, torch.full((3, 2), 49)], dim=1),
-        token_mask=torch.tensor([[True] * 6 + [False] * 2] * 3),
-        region_features=torch.cat([inputs.region_features, torch.full((3, 4, 16), 1e3)], dim=1),
-        region_locations=torch.cat([inputs.region_locations, torch.full((3, 4, 5), 9.0)], dim=1),
-        region_mask=torch.tensor([[True] * 5 + [False] * 4] * 3),
-    )
-    output, wider = model(inputs), model(padded)
-    torch.testing.assert_close(wider.text[:, :6], output.text, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(wider.regions[:, :5], output.regions, atol=1e-5, rtol=1e-5)
-    # What the padding holds makes no difference at all, not even by rounding.
-    other = changed(padded, region_features=padded.region_features.clone())
-    other.region_features[:, 5:] = -7.0
-    assert torch.equal(model(other).text[:, :6], wider.text[:, :6])
+def test_packing_changes_no_output_and_no_gradient() -> None:
+    expect_packing_changes_nothing(tiny_model(), padded_pairs([6, 3, 4], [5, 2, 0]))
 
 
 def test_a_batch_equals_its_pairs_one_by_one() -> None:
-    model, inputs = tiny_model(), random_batch()
-    together = model.match_logit(model(inputs).pooled)
-    for row in range(3):
-        alone = inputs.map(operator.itemgetter(slice(row, row + 1)))
-        torch.testing.assert_close(
-            model.match_logit(model(alone).pooled), together[row : row + 1], atol=1e-5, rtol=1e-5
-        )
+    expect_a_batch_is_its_pairs(tiny_model(), padded_pairs([6, 3, 4], [5, 2, 0]))
 
 
 def test_a_image_without_regions_leaves_the_text_alone() -> None:
-    model, inputs = tiny_model(), random_batch()
+    model, inputs = tiny_model(), random_pairs()
     none = changed(inputs, region_mask=torch.zeros(3, 5, dtype=torch.bool))
     masked = model(none).text
     assert masked.isfinite().all()
@@ -163,12 +123,12 @@ def test_a_image_without_regions_leaves_the_text_alone() -> None:
 
 
 def test_a_caption_of_one_token_is_encoded() -> None:
-    model, inputs = tiny_model(), random_batch(tokens=1)
+    model, inputs = tiny_model(), random_pairs(tokens=1)
     assert model.match_logit(model(inputs).pooled).isfinite().all()
 
 
 def test_every_parameter_learns_and_unused_tables_do_not() -> None:
-    model, inputs = tiny_model(itm_pooler=True, image_pre_ln=True), random_batch()
+    model, inputs = tiny_model(itm_pooler=True, image_pre_ln=True), random_pairs()
     output = model(inputs)
     loss = (
         model.match_logit(output.pooled).sum()
@@ -186,7 +146,7 @@ def test_every_parameter_learns_and_unused_tables_do_not() -> None:
 
 def test_too_long_texts_are_refused() -> None:
     with pytest.raises(ValueError, match="tokens has 9 positions, expected 1 to max_text_tokens=8"):
-        tiny_model()(random_batch(tokens=9))
+        tiny_model()(random_pairs(tokens=9))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +166,7 @@ def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> N
 
 
 def test_standardised_regions_are_the_old_ones_of_standardised_features() -> None:
-    model, inputs = tiny_model(), random_batch()
+    model, inputs = tiny_model(), random_pairs()
     mean, std = torch.rand(16), torch.rand(16) + 0.5
     shifted = changed(inputs, region_features=inputs.region_features * std + mean)
     expected, regressed = model(inputs), model.region_features(torch.ones(1, 24))
@@ -241,7 +201,7 @@ def with_globals(inputs: VLInputs, width: int = 9) -> VLInputs:
 
 
 def test_full_image_features_are_regions_that_are_the_full_image() -> None:
-    model, inputs = tiny_model(global_widths=(5, 4)), with_globals(random_batch())
+    model, inputs = tiny_model(global_widths=(5, 4)), with_globals(random_pairs())
     assert inputs.global_features is not None
     rows = model.embed_regions(
         inputs.region_features, inputs.region_locations, inputs.global_features
@@ -255,7 +215,7 @@ def test_full_image_features_are_regions_that_are_the_full_image() -> None:
 
 
 def test_added_rows_act_and_are_not_returned() -> None:
-    inputs = with_globals(random_batch())
+    inputs = with_globals(random_pairs())
     model = tiny_model(global_widths=(5, 4), visual_sep_id=2)
     output = model(inputs)
     assert output.regions.shape == (3, 5, 24)
@@ -277,26 +237,8 @@ def test_added_rows_act_and_are_not_returned() -> None:
     )
 
 
-def test_packing_changes_no_gradient() -> None:
-    inputs = changed(
-        random_batch(),
-        token_mask=torch.arange(6) < torch.tensor([[6], [3], [4]]),
-        region_mask=torch.arange(5) < torch.tensor([[5], [2], [0]]),
-    )
-    gradients = []
-    for pack in (True, False):
-        model = tiny_model()
-        output = model(inputs, pack=pack)
-        loss = model.match_logit(output.pooled).sum() + output.text[inputs.token_mask].sum()
-        (loss + output.regions[inputs.region_mask].square().sum()).backward()
-        gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-4, rtol=1e-4)
-
-
 def test_two_matching_logits_are_one_by_their_difference() -> None:
-    model, inputs = tiny_model(match_outputs=2), random_batch()
+    model, inputs = tiny_model(match_outputs=2), random_pairs()
     pooled = model(inputs).pooled
     both = model.match_head(pooled).softmax(-1)
     torch.testing.assert_close(model.match_logit(pooled).sigmoid(), both[:, 1])
@@ -326,7 +268,7 @@ def test_impossible_switches_are_refused(change: dict[str, Any], message: str) -
 def test_other_full_image_features_are_refused(
     widths: tuple[int, ...], given: int | None, message: str
 ) -> None:
-    inputs = random_batch() if given is None else with_globals(random_batch(), given)
+    inputs = random_pairs() if given is None else with_globals(random_pairs(), given)
     with pytest.raises(ValueError, match=message):
         tiny_model(global_widths=widths)(inputs)
 
@@ -334,7 +276,7 @@ def test_other_full_image_features_are_refused(
 def test_retrieval_keeps_the_matching_layer_and_adds_a_score() -> None:
     torch.manual_seed(0)
     config = ImageBertRetrievalConfig(trunk=ImageBertConfig(**TINY))
-    model, inputs = ImageBertRetrieval(config).eval(), random_batch()
+    model, inputs = ImageBertRetrieval(config).eval(), random_pairs()
     pretrained = tiny_model()
     model.trunk.load_state_dict(pretrained.state_dict())
     pooled = model(inputs).pooled

@@ -28,8 +28,7 @@ from vlmill.models.interbert.config import (
     interbert_released,
     interbert_small,
 )
-from vlmill.models.interbert.model import InterBert
-from vlmill.models.interbert.tasks import InterBertTasks, InterBertText
+from vlmill.models.interbert.model import InterBert, InterBertTasks, InterBertText
 
 TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vlmill.models.layers.blocks import PostNormBlock
-from vlmill.models.layers.co_attention import CoAttentionBlock
+from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.packing import Layout, compact, make_joint_layout, make_layout
 
@@ -143,8 +142,7 @@ def test_by_hand() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4),
-    st.booleans(),
+    st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4), st.booleans()
 )
 def test_there_and_back_keeps_what_is_real(rows: list[list[bool]], pack: bool) -> None:
     real = torch.tensor([[*row, True] for row in rows])

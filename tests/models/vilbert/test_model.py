@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.models.pair_cases import (
     FEATURES,
+    SIZES,
     VOCABULARY,
     changed,
     count,
@@ -31,16 +32,13 @@ from vlmill.models.vilbert.config import (
 from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.single_stream import SingleStream
 
-TINY: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "width": 24,
+BASELINE: dict[str, Any] = SIZES | {
     "num_layers": 4,
-    "num_heads": 4,
-    "intermediate_width": 48,
-    "num_positions": 12,
     "max_text_tokens": 8,
     "region_width": FEATURES,
     "num_region_classes": 7,
+}
+TINY: dict[str, Any] = BASELINE | {
     "visual_width": 32,
     "visual_num_layers": 3,
     "visual_num_heads": 2,
@@ -50,10 +48,6 @@ TINY: dict[str, Any] = {
     "text_co_layers": (1, 3),
     "visual_co_layers": (1, 2),
 }
-BASELINE: dict[str, Any] = {
-    name: TINY[name]
-    for name in ("vocab_size", "width", "num_layers", "num_heads", "intermediate_width")
-} | {"num_positions": 12, "max_text_tokens": 8, "region_width": FEATURES, "num_region_classes": 7}
 
 
 def tiny(**changes: Any) -> Vilbert:

@@ -3,18 +3,14 @@
 from typing import Any
 
 import torch
+from tests.models.pair_cases import SIZES
 from torch import nn
 
 from vlmill.models import VLInputs
 from vlmill.models.vlbert.config import VlBertConfig
 from vlmill.models.vlbert.model import VlBert
 
-TINY: dict[str, Any] = {
-    "vocab_size": 50,
-    "width": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "intermediate_width": 48,
+TINY: dict[str, Any] = SIZES | {
     "num_positions": 14,
     "region_width": 16,
     "num_region_classes": 7,

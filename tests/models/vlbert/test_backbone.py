@@ -133,10 +133,7 @@ def detector(config: DetectorConfig) -> FasterRCNN:
     [
         (airsplay(**SIZES, num_attributes=3, stem_ceil_pool=False), True),
         (detectron2(**SIZES | {"rpn_channels": 64}), False),
-        (
-            detectron2(**SIZES | {"rpn_channels": 64}, pixel_mean=(10.0, 200.0, 90.0)),
-            False,
-        ),
+        (detectron2(**SIZES | {"rpn_channels": 64}, pixel_mean=(10.0, 200.0, 90.0)), False),
     ],
 )
 @torch.no_grad()

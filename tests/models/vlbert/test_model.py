@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.forked import run_script
+from tests.models.pair_cases import expect_packing_changes_nothing
 from tests.models.vlbert.cases import changed, padded_batch, random_batch, tiny_config, tiny_model
 from torch import Tensor
 
@@ -58,17 +59,7 @@ def test_shapes_and_heads() -> None:
 
 
 def test_packing_changes_neither_outputs_nor_gradients() -> None:
-    inputs, gradients, outputs = padded_batch(), [], []
-    for pack in (True, False):
-        model = tiny_model()
-        output = model(inputs, pack=pack)
-        losses(model, output).backward()  # type: ignore[no-untyped-call]
-        outputs.append(output)
-        gradients.append({n: p.grad for n, p in model.named_parameters()})
-    for name in ("text", "regions", "pooled"):
-        close(*(getattr(output, name) for output in outputs))
-    for name in gradients[0]:
-        torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-3, rtol=1e-4)
+    expect_packing_changes_nothing(tiny_model(), padded_batch())
 
 
 def test_a_batch_equals_its_samples_without_padding() -> None:
@@ -315,6 +306,7 @@ def test_features_that_are_no_numbers_are_found() -> None:
 
 COMPILED = """
 import torch
+from tests.models.pair_cases import expect_packing_changes_nothing
 from tests.models.vlbert.cases import changed, random_batch, tiny_model
 model = tiny_model()
 compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")

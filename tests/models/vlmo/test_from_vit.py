@@ -10,8 +10,12 @@ from tests.models.bert_files import transformers
 from torch import Tensor
 
 from vlmill.models import preset
-from vlmill.models.from_beit import initialise_from_beit
-from vlmill.models.from_vit import canonical, initialise_from_vit, with_class_position
+from vlmill.models.from_beit import (
+    initialise_from_beit,
+    initialise_from_vit,
+    vit_names,
+    with_class_position,
+)
 from vlmill.models.layers.blocks import FeedForward
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.vlmo.encoder import VlmoEncoder
@@ -242,7 +246,7 @@ def parts(encoder: VlmoEncoder, layer: int) -> dict[str, Tensor]:
 
 def test_one_part_or_all_start_from_it() -> None:
     state = vit().state_dict()
-    up = canonical(state)["blocks.2.mlp.fc1.weight"]
+    up = vit_names(state)["blocks.2.mlp.fc1.weight"]
     alone, every, shared = tiny(), tiny(), tiny(modality_experts=False, first_vl_layer=3)
     initialise_from_vit(alone, state)
     initialise_from_vit(every, state, "all")

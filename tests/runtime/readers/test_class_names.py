@@ -11,7 +11,8 @@ from vlmill.schemas.errors import InputError
 def test_a_text_and_a_json_list_give_the_same_names(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("kitten, cat\nred ring\n\n")
     (tmp_path / "classes.json").write_text('["kitten, cat", "red ring"]')
-    for name in ("names.txt", "classes.json"):
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfkitten, cat\r\nred ring\r\n")
+    for name in ("names.txt", "classes.json", "windows.txt"):
         assert read_names(tmp_path / name, "--classes") == [["kitten", "cat"], ["red ring"]]
 
 

@@ -13,11 +13,11 @@ from tests.train.detector.test_job import TINY, losses, train
 import vlmill
 from vlmill.extract import cli
 from vlmill.extract.config import saved_steps
-from vlmill.extract.detect.trained_folder import read_saved
+from vlmill.extract.detect.checkpoint import read_saved
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import read_settings
-from vlmill.train.detector.recipes import RECIPES, find_recipe
 from vlmill.train.detector.run import warn_about_sizes
+from vlmill.train.detector.settings import RECIPES, find_recipe
 from vlmill.train.run import loop
 
 

@@ -14,8 +14,8 @@ from tests.train.detector.shapes import ATTRIBUTES, CLASSES, write_shapes
 
 from vlmill.extract import cli
 from vlmill.extract.config import saved_steps
+from vlmill.extract.detect.checkpoint import read_saved
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.runtime.console.log import read_log
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.shards import write_shard
@@ -220,8 +220,7 @@ def test_bad_boxes_and_images_are_counted(
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [("class_ids", [0]), ("is_crowd", [False]), ("attribute_ids", [[0]])],
+    ("column", "value"), [("class_ids", [0]), ("is_crowd", [False]), ("attribute_ids", [[0]])]
 )
 def test_lists_that_are_not_of_all_boxes_are_refused(
     column: str, value: list[Any], shapes: Path, tmp_path: Path

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from vlmill.train.detector.learning import clip_gradients, make_optimizer, rate_factor, treatment
-from vlmill.train.detector.recipes import RECIPES
-from vlmill.train.detector.settings import Solver
+from vlmill.train.detector.settings import RECIPES, Solver
 
 
 def test_the_warm_up_rises_to_what_the_schedule_says_at_its_end() -> None:

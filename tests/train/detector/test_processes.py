@@ -12,7 +12,7 @@ from tests.train.detector.shapes import write_shapes
 from tests.train.detector.test_job import TINY, train
 
 from vlmill.extract import cli
-from vlmill.extract.detect.trained_folder import read_saved
+from vlmill.extract.detect.checkpoint import read_saved
 from vlmill.runtime.console.log import read_log
 from vlmill.runtime.processes import process_context
 

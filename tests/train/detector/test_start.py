@@ -16,8 +16,7 @@ from vlmill.models.detector.published_names import ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.vlbert.backbone import msra_name, torchvision_name
 from vlmill.schemas.errors import InputError
-from vlmill.train.detector.recipes import RECIPES
-from vlmill.train.detector.settings import TrainingSettings
+from vlmill.train.detector.settings import RECIPES, TrainingSettings
 from vlmill.train.detector.start import Names, class_rows, merge_rows, new_model, start_from
 
 NARROW = {

@@ -145,8 +145,7 @@ def test_a_image_without_boxes_has_no_attribute_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"labels": (0, 1)}, {"labels": (0, 2, 1)}, {"thresholds": (0.7, 0.3)}, {"batch": 0}],
+    "changes", [{"labels": (0, 1)}, {"labels": (0, 2, 1)}, {"thresholds": (0.7, 0.3)}, {"batch": 0}]
 )
 def test_rules_that_contradict_themselves_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):

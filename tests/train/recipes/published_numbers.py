@@ -194,11 +194,7 @@ PRETRAINING: tuple[Row, ...] = (
     (f"{PAIRS_BASE} vlmo-base-paper vlmo-vit*", f"{VLMO}, sec. 4.1", {"optimizer.lr": 2e-4}),
     ("vlmo-base-plus", "[code]", {"optimizer.lr": 1e-4}),
     ("vlmo-large vlmo-large-paper", f"{VLMO}, sec. 4.1", {"optimizer.lr": 5e-5}),
-    (
-        f"{PAIRS_BASE} vlmo-base-plus vlmo-large",
-        "[code]",
-        weights(mlm=0.25, itm=1.0, itc=1.0),
-    ),
+    (f"{PAIRS_BASE} vlmo-base-plus vlmo-large", "[code]", weights(mlm=0.25, itm=1.0, itc=1.0)),
     (
         "vlmo-base-paper vlmo-large-paper vlmo-vit vlmo-vit-standard vlmo-vit-without-vl-experts",
         f"{VLMO}, sec. 3.3",

@@ -227,11 +227,7 @@ FINE_TUNING: tuple[Row, ...] = (
     *vlmo_rows("vqa", {"base": (3e-5, 0.15), "base-plus": (3e-5, 0.15), "large": (1.5e-5, 0.15)}),
     *vlmo_rows("nlvr2", {"base": (5e-5, 0.1), "base-plus": (3e-5, 0.2), "large": (3e-5, 0.15)}),
     ("vqa-vlmo-*", f"{VLMO}, sec. 4.2", {"feeding.image_size": 480, "feeding.max_tokens": 40}),
-    (
-        "vqa-vlmo-base vqa-vlmo-base-plus vqa-vlmo-large",
-        "[code]",
-        {"optimizer.head_rate": 20.0},
-    ),
+    ("vqa-vlmo-base vqa-vlmo-base-plus vqa-vlmo-large", "[code]", {"optimizer.head_rate": 20.0}),
     ("vqa-vlmo-base-paper vqa-vlmo-large-paper", "the paper has one", {"optimizer.head_rate": 1.0}),
     ("nlvr2-vlmo-base nlvr2-vlmo-base-p* nlvr2-vlmo-large*", VLMO, {"feeding.image_size": 384}),
     (

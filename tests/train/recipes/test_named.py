@@ -36,13 +36,7 @@ if TYPE_CHECKING:
 
 
 # So that losses fall in a few steps: sizes, rates and masks for twelve captions.
-QUICK = {
-    "steps": 20,
-    "batch_size": 8,
-    "log_every": 1,
-    "optimizer.lr": 2e-3,
-    "masking.words": 0.4,
-}
+QUICK = {"steps": 20, "batch_size": 8, "log_every": 1, "optimizer.lr": 2e-3, "masking.words": 0.4}
 
 
 @pytest.mark.parametrize("name", RECIPES)

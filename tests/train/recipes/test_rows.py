@@ -68,7 +68,7 @@ from dataclasses import replace
 
 from vlmill.models.toy.row import toy_tiny
 from vlmill.train.recipes.rows import PaperTraining
-from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.rows import small_recipe
 
 
 def toy_small():

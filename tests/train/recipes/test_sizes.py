@@ -10,8 +10,14 @@ from tests.nightly import stand_for
 from vlmill.models import preset
 from vlmill.models.registry import MODELS
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
-from vlmill.train.recipes.describe import FILE, ModelSize, find_size, read_sizes, size_key
-from vlmill.train.recipes.measure import measure_model
+from vlmill.train.recipes.describe import (
+    FILE,
+    ModelSize,
+    find_size,
+    measure_model,
+    read_sizes,
+    size_key,
+)
 from vlmill.train.settings.spec import RunSettings
 from vlmill.train.tasks.registry import task_recipes
 
