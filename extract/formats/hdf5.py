@@ -4,6 +4,8 @@
 - adaptive: [B, D], [B, 4], [B, 6] of all boxes, and ``pos_boxes`` [P, 2]: an image's first row, and
   the row after its last;
 - VisDial: ``features`` and ``boxes`` as in fixed, ``image_id`` [P];
+- GQA (``gqa_objects_0.h5`` to ``_15.h5``): ``features`` [P, 100, D] and ``bboxes``; their
+  ``gqa_objects_info.json`` has each image's file, row, size and number of boxes;
 - VOLTA (``features_extraction/large_tsv_to_h5.py``): one group per image, of its name, with
   features, boxes, obj_id, obj_conf, attr_id, attr_conf, img_w and img_h. An id with slashes gives
   nested groups.
@@ -17,9 +19,10 @@ and a row's other columns: ``cls_prob``, ``objects_id``, ``objects_conf``, ``att
 
 import math
 import mmap
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +42,16 @@ from vlmill.extract.formats.records import (
     count_arrays,
     make_record,
     rename_fields,
+    whole_number,
 )
 from vlmill.models.convert import plain_pickle
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import Reason
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 INDEX = "_imgid2idx.pkl"
+LISTED_FILE = re.compile(r"(.+)_([0-9]{1,4})\.(?:h5|hdf5)")  # of GQA
 MAX_INDEX_BYTES = 2**30
 MAX_WIDTH = 2**22  # numbers of one row of a data set: 1,000 boxes x 4,096
 MAX_CHUNK_BYTES = 2**28
@@ -84,6 +90,7 @@ class Layout:
     states: Mapping[str, Any]
     add_size: Callable[[dict[str, Any]], None]
     has_sizes: bool
+    listed: Mapping[int, Mapping[str, Any]]  # GQA's entry of each row
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
@@ -174,7 +181,36 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
         states={name: file.attrs.get(name) for name in STATED},
         add_size=partial(context.add_size, sizes=sizes, file=path, layout="HDF5"),
         has_sizes=sizes is not None,
+        listed=read_listed(path),
     )
+
+
+def read_listed(path: Path) -> dict[int, dict[str, Any]]:
+    """Returns the entries that GQA's ``gqa_objects_info.json`` has for a file, by row: ``id``,
+    ``width``, ``height`` and ``objectsNum``. Empty without one. Raises InputError.
+    """
+    name = LISTED_FILE.fullmatch(path.name)
+    info = path.with_name(f"{name[1]}_info.json") if name else path
+    if name is None or not info.is_file():
+        return {}
+    try:
+        return {
+            row: entry
+            for file, row, entry in read_entries(info, info.stat().st_mtime_ns)
+            if file == int(name[2]) and row >= 0
+        }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InputError(
+            f"{info} is not GQA's list of images by id, with file, idx, width, height and "
+            "objectsNum; download it again"
+        ) from None
+
+
+@lru_cache(maxsize=1)  # 16 files share one list of 20 MB
+def read_entries(info: Path, _: int) -> list[tuple[int, int, dict[str, Any]]]:
+    """Returns the file, the row and the entry of each image. Raises ValueError and others."""
+    images = read_json(info, max_bytes=MAX_INDEX_BYTES)
+    return [(int(e["file"]), int(e["idx"]), {**e, "id": key}) for key, e in images.items()]
 
 
 def check_dataset(file: h5py.File, name: str, path: Path) -> None:
@@ -185,6 +221,11 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
     linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
     if linked or not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
         raise InputError(f"FILE {path}: {name} is in another file; give a file that contains it")
+    if data.dtype.kind == "O" and h5py.check_string_dtype(data.dtype) is None:
+        raise InputError(
+            f"FILE {path}: {name} has arrays of different lengths, which no known layout has; "
+            "write the features as a TSV or .npz"
+        )
     chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
     if data.ndim > 3 or math.prod(data.shape[1:]) > MAX_WIDTH or chunk > MAX_CHUNK_BYTES:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
@@ -216,12 +257,12 @@ def list_images(layout: Layout) -> list[tuple[int, str]]:
         texts = h5py.check_string_dtype(data.dtype) is not None
         ids = data.asstr(errors="replace")[:] if texts else data[:]
         return [(row, str(image_id)) for row, image_id in enumerate(ids)]
-    path = find_index(layout.path)
-    rows = read_index(path)
+    rows = {row: entry["id"] for row, entry in layout.listed.items()}
+    rows = rows or read_index(find_index(layout.path))
     if wrong := [row for row in rows if not 0 <= row < layout.count]:
         raise InputError(
-            f"FILE {layout.path} has {layout.count} images, and {path.name} refers to image "
-            f"{wrong[0]}; give the pickle that was written with this file"
+            f"FILE {layout.path} has {layout.count} images, and the list of ids next to it refers "
+            f"to image {wrong[0]}; give the list that was written with this file"
         )
     return sorted(rows.items())
 
@@ -235,8 +276,8 @@ def find_index(path: Path) -> Path:
     if len(indices) == 1 and len(list(path.parent.glob(f"*{path.suffix}"))) == 1:
         return indices[0]
     raise InputError(
-        f"FILE {path} has no ids; bottom-up-attention-vqa and BAN keep them in {index.name}: put "
-        "it into the same folder"
+        f"FILE {path} has no ids; bottom-up-attention-vqa and BAN keep them in {index.name}, GQA "
+        "in gqa_objects_info.json: put it into the same folder"
     )
 
 
@@ -273,8 +314,14 @@ def read_record(layout: Layout, row: int, image_id: str) -> Record:
                 return InvalidRecord(key=image_id, detail=detail)
             part = slice(low, high)
         arrays = {name: data[name][part] for name in data if name in KINDS}
+        entry = layout.listed.get(row)
+        if entry is not None:  # all images have 100 boxes, and those after its number are zeros
+            count = whole_number("objectsNum", entry.get("objectsNum"), 0, len(arrays["boxes"]))
+            arrays = {name: array[:count] for name, array in arrays.items()}
         fields |= arrays | {"num_boxes": len(arrays["boxes"])}
-        if "image_w" in data and "image_h" in data:
+        if entry is not None:
+            fields |= {"image_w": entry.get("width"), "image_h": entry.get("height")}
+        elif "image_w" in data and "image_h" in data:
             fields |= {name: data[name][row] for name in ("image_w", "image_h")}
         elif SPATIAL in data and len(arrays["boxes"]):
             fields |= find_size(arrays["boxes"], data[SPATIAL][part])

@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from vlmill.extract.formats import cocobu, hdf5, lmdb, npy, npz, oscar, tsv, vlb
 from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
 from vlmill.extract.formats.folders import count_bytes, walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
+from vlmill.extract.formats.sizes import ENDING
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.paths import matches
 from vlmill.schemas.errors import InputError
@@ -30,6 +31,11 @@ OTHER_ENDINGS = (
     ".lock",
     "-lock",
     *IMAGE_ENDINGS,
+)
+# Endings of files that only complete files of features, also if a glob matches both.
+COMPANIONS = (
+    *("lock.mdb", "-lock", ".lineidx", hdf5.INDEX, ENDING),
+    *("imageid2idx.json", "classes.json", "attributes.json"),
 )
 MAX_JSON = 64 * 2**20
 TORCH = (".pt", ".pth")
@@ -60,7 +66,8 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
     an unknown format, or a format other than ``name``.
     """
     paths = [path for argument in arguments for path in expand(argument)]
-    paths = [path for path in paths if not completes_other(path, paths)]
+    all_paths = set(paths)
+    paths = [path for path in paths if not completes_other(path, all_paths)]
     found = [source for path in paths for source in sources_of(path, name)]
     return drop_companions(list(dict.fromkeys(found)))
 
@@ -74,8 +81,8 @@ def expand(argument: str | Path) -> list[Path]:
         path = Path(os.path.abspath(path))
     if path.exists():
         return [path]
-    found = matches(str(argument))
-    paths = [match for match in found if not match.name.startswith(".") and match.exists()]
+    matched_paths = matches(str(argument))
+    paths = [match for match in matched_paths if match.name[:1] != "." and match.exists()]
     if not paths:
         raise InputError(f"FILE {path}: no such file; give feature files or folders")
     return paths
@@ -182,11 +189,16 @@ def sources_in(folder: Path) -> Iterator[Source]:
         yield make_source(folder, "vl-bert")
 
 
-def completes_other(path: Path, paths: Sequence[Path]) -> bool:
-    """Returns whether a folder only completes cocobu features that are among ``paths``.
+def completes_other(path: Path, paths: Set[Path]) -> bool:
+    """Returns whether a path only completes a file or a folder of ``paths``: a lock, an index, ids,
+    names, sizes, the record of an export, the boxes of cocobu features.
 
-    Raises InputError if it completes others.
+    Raises InputError for boxes of features that are not among ``paths``.
     """
+    exports = [f"{path.stem}{end}" for end in ("", cocobu.ATT)] if path.suffix == ".json" else []
+    is_record = any(path.with_name(name) in paths for name in exports)
+    if is_record or (path.name.endswith(COMPANIONS) and len(paths) > 1):
+        return path.is_file()
     features = features_beside(path)
     if features is None or not path.is_dir():
         return False

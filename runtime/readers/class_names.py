@@ -1,5 +1,5 @@
 """Reads the names of a detector's classes or attributes, in the order of their numbers: a text with
-one name per line, or the JSON list next to a table of boxes.
+one name per line, the JSON list next to a table of boxes, or scene_graph_benchmark's dictionaries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,6 +45,8 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8").removeprefix("\ufeff")
         lines = parse_json(text) if file.suffix == ".json" else text.rstrip().splitlines()
+        if isinstance(lines, dict):
+            lines = names_of_dictionary(lines, "attribute" if "attributes" in flag else "label")
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise ValueError("no list of names")
     except (OSError, ValueError) as error:
@@ -52,6 +54,17 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
             f"{flag} {path}: {error}; give a text file of one name per line, or a JSON list"
         ) from None
     return lines
+
+
+def names_of_dictionary(dictionaries: Mapping[str, Any], what: str) -> list[str] | None:
+    """Returns the names in ``WHAT_to_idx`` of scene_graph_benchmark (VinVL's
+    ``VG-SGG-dicts-vgoi6-clipped.json``), which counts from 1; None unless it has all numbers.
+    """
+    numbers = dictionaries.get(f"{what}_to_idx")
+    if not isinstance(numbers, dict) or not all(type(n) is int for n in numbers.values()):
+        return None
+    names = sorted(numbers, key=numbers.__getitem__)
+    return names if [numbers[name] for name in names] == [*range(1, len(names) + 1)] else None
 
 
 def require_names(

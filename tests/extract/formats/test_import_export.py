@@ -511,3 +511,17 @@ def test_lmdb_keys_without_values_are_rejects(tmp_path: Path) -> None:
     assert import_file(Import(files=[tmp_path / "lmdb"], output=tmp_path / "back")) == (2, 1)
     (row,) = read_table(tmp_path / "back", REJECTS).to_pylist()
     assert (row["key"], row["reason"]) == ("12", "bad_record")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_all_files_of_an_export_may_be_given(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    rows = [make_row("a", 3), make_row("b", 3)]
+    file = tmp_path / "out" / "file"
+    export(write_regions(tmp_path / "source", rows), file, name)
+    for number, pattern in enumerate((file.parent / "file*", file / "*")):
+        if number == 0 or file.is_dir():
+            output = tmp_path / f"back-{number}"
+            import_file(Import(files=[str(pattern)], output=output))
+            assert sorted(RegionReader(output).image_ids) == ["a", "b"]
+            assert not read_table(output, REJECTS).num_rows

@@ -408,6 +408,46 @@ def test_visdial_hdf5(tmp_path: Path) -> None:
     assert import_file(job) == (0, 1)
     (reject,) = read_table(job.output, REJECTS).to_pylist()
     assert reject["detail"] == "no id"
+    with h5py.File(tmp_path / "visdial.h5", "r+") as file:
+        del file["features"]
+        file.create_dataset("features", (1,), dtype=h5py.vlen_dtype(np.dtype("<f4")))
+    with pytest.raises(InputError, match="features has arrays of different lengths"):
+        rows_of(tmp_path / "lengths", tmp_path / "visdial.h5")
+
+
+def test_gqa_hdf5_with_its_list_of_images(tmp_path: Path) -> None:
+    rows = [make_row(image_id, number) for image_id, number in (("n1", 3), ("25", 0), ("9", 2))]
+    entries: dict[str, Any] = {
+        row.image_id: {
+            **{"file": number % 2, "idx": number // 2, "objectsNum": len(row.boxes)},
+            **{"width": row.width, "height": row.height},
+        }
+        for number, row in enumerate(rows)
+    }
+    for file, held in enumerate((rows[::2], rows[1::2])):
+        boxes, features = np.zeros((len(held), 5, 4)), np.zeros((len(held), 5, 6))
+        for number, row in enumerate(held):
+            boxes[number, : len(row.boxes)] = row.boxes
+            features[number, : len(row.boxes)] = row.features
+        with h5py.File(tmp_path / f"gqa_objects_{file}.h5", "w") as target:
+            target["bboxes"], target["features"] = boxes, features
+    with pytest.raises(InputError, match=r"GQA in gqa_objects_info\.json"):
+        rows_of(tmp_path / "none", tmp_path / "gqa_objects_0.h5")
+    info = tmp_path / "gqa_objects_info.json"
+    info.write_text(json.dumps(entries))
+    reader = rows_of(tmp_path / "out", str(tmp_path / "gqa_objects_*.h5"))
+    assert sorted(reader.image_ids) == ["25", "9", "n1"]
+    for row in rows:
+        assert_row(reader[row.image_id], row)
+    entries["9"]["objectsNum"] = 6
+    info.write_text(json.dumps(entries))
+    assert import_file(Import(files=[tmp_path / "gqa_objects_0.h5"], output=tmp_path / "b")) == (
+        1,
+        1,
+    )
+    info.write_text('{"9": {"file": "a"}}')
+    with pytest.raises(InputError, match="is not GQA's list of images"):
+        rows_of(tmp_path / "c", tmp_path / "gqa_objects_0.h5")
 
 
 # --- Oscar and VinVL ------------------------------------------------------------------------------
