@@ -7,31 +7,31 @@ dtypes costs nothing. Reading values waits for their device, and happens once: s
 import torch
 from torch import Tensor
 
+KINDS = {
+    "ids": "torch.int64",
+    "positions": "torch.int64",
+    "mask": "torch.bool with True for real entries",
+    "numbers": "floating point",
+}
+
 
 def readable(tensor: Tensor) -> bool:
     """Returns whether a forward pass may read values: only on the CPU and untraced."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def check_tensor(name: str, value: object) -> None:
-    """Checks that a value is a tensor."""
+def check_tensor(name: str, value: object, kind: str, remedy: str = "convert them") -> None:
+    """Checks that a value is a tensor of a ``kind``: one of `KINDS`.
+
+    A float mask with 1 for real entries would be added to scores.
+    """
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is a {type(value).__name__}, expected a tensor")
-
-
-def check_ids(name: str, ids: Tensor) -> None:
-    """Checks that ids are int64."""
-    if ids.dtype != torch.int64:
-        raise ValueError(f"{name} is {ids.dtype}, expected torch.int64")
-
-
-def check_positions(name: str, positions: Tensor) -> None:
-    """Checks that indices into a grid are a one-dimensional int64 tensor."""
-    check_ids(name, positions)
-    if positions.ndim != 1:
-        raise ValueError(
-            f"{name} has shape {tuple(positions.shape)}, expected one row of positions"
-        )
+    if kind == "numbers":
+        if not value.is_floating_point():
+            raise ValueError(f"{name} is {value.dtype}, expected {KINDS[kind]}; {remedy}")
+    elif value.dtype != (torch.bool if kind == "mask" else torch.int64):
+        raise ValueError(f"{name} is {value.dtype}, expected {KINDS[kind]}")
 
 
 def check_marked(name: str, positions: Tensor, mask_name: str, mask: Tensor) -> None:
@@ -42,18 +42,6 @@ def check_marked(name: str, positions: Tensor, mask_name: str, mask: Tensor) -> 
             f"{int(mask.sum())} positions that {mask_name} marks; compute them from "
             "this mask, or give None"
         )
-
-
-def check_mask(name: str, mask: Tensor) -> None:
-    """Checks that a mask is bool: a float mask with 1 for real would be added to scores."""
-    if mask.dtype != torch.bool:
-        raise ValueError(f"{name} is {mask.dtype}, expected torch.bool with True for real entries")
-
-
-def check_numbers(name: str, values: Tensor, remedy: str) -> None:
-    """Checks that features and pixels are floating point."""
-    if not values.is_floating_point():
-        raise ValueError(f"{name} is {values.dtype}, expected floating point; {remedy}")
 
 
 def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
@@ -68,8 +56,8 @@ def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
 
 def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) -> None:
     """Checks texts without images: ids and masks have the same shape and at least one position."""
-    for name, value in (("tokens", tokens), ("token_mask", token_mask)):
-        check_tensor(name, value)
+    check_tensor("tokens", tokens, "ids")
+    check_tensor("token_mask", token_mask, "mask")
     shape = tuple(tokens.shape)
     if len(shape) != 2 or not shape[1]:
         raise ValueError(
@@ -77,12 +65,10 @@ def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) 
         )
     if tuple(token_mask.shape) != shape:
         raise ValueError(f"token_mask has shape {tuple(token_mask.shape)}, tokens {shape}")
-    check_ids("tokens", tokens)
-    check_mask("token_mask", token_mask)
     if isinstance(segments, Tensor):
         if tuple(segments.shape) != shape:
             raise ValueError(f"segments has shape {tuple(segments.shape)}, tokens {shape}")
-        check_ids("segments", segments)
+        check_tensor("segments", segments, "ids")
 
 
 def check_occupied(name: str, mask: Tensor, kind: str, items: str = "pairs") -> None:

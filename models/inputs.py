@@ -14,12 +14,8 @@ from torch import Tensor
 from vlmill.models.checks import (
     check_below,
     check_finite,
-    check_ids,
     check_marked,
-    check_mask,
-    check_numbers,
     check_occupied,
-    check_positions,
     check_tensor,
     readable,
 )
@@ -107,7 +103,11 @@ class VLInputs(TextInputs):
     def __post_init__(self) -> None:
         tensors = _tensors(self)
         for name, value in tensors.items():
-            check_tensor(name, value)
+            check_tensor(name, value, _KINDS[name])
+            if _KINDS[name] == "positions" and value.ndim != 1:
+                raise ValueError(
+                    f"{name} has shape {tuple(value.shape)}, expected one row of positions"
+                )
         if self.tokens.ndim != 2 or self.region_features.ndim != 3:
             raise ValueError(
                 f"tokens has shape {tuple(self.tokens.shape)} and region_features "
@@ -121,15 +121,6 @@ class VLInputs(TextInputs):
                     f"{name} has shape {actual}, expected {shape} with region_features "
                     f"{tuple(self.region_features.shape)} and tokens {tuple(self.tokens.shape)}"
                 )
-        for name, value in tensors.items():
-            if name in ("tokens", "segments", "text_regions"):
-                check_ids(name, value)
-            elif name.startswith(("real_", "read_")):
-                check_positions(name, value)
-            elif name.startswith("masked") or name.endswith("mask"):
-                check_mask(name, value)
-            else:
-                check_numbers(name, value, "convert them")
 
     @property
     def real(self) -> Cells | None:
@@ -235,7 +226,7 @@ class PixelInputs(TextInputs):
 
     def __post_init__(self) -> None:
         for name, value in _tensors(self).items():
-            check_tensor(name, value)
+            check_tensor(name, value, _KINDS[name], "scale and normalise them")
         shape, token_shape = tuple(self.pixels.shape), tuple(self.tokens.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
             raise ValueError(f"pixels has shape {shape}, expected [pairs, 3, size, size]")
@@ -250,11 +241,11 @@ class PixelInputs(TextInputs):
                 f"with pixels {shape}"
             )
         _check_pairs(self.tokens)
-        check_ids("tokens", self.tokens)
-        check_mask("token_mask", self.token_mask)
-        if self.real_tokens is not None:
-            check_positions("real_tokens", self.real_tokens)
-        check_numbers("pixels", self.pixels, "scale and normalise them")
+        if self.real_tokens is not None and self.real_tokens.ndim != 1:
+            raise ValueError(
+                f"real_tokens has shape {tuple(self.real_tokens.shape)}, expected one row of "
+                "positions"
+            )
 
     def validate(self, *, vocab_size: int | None = None) -> "PixelInputs":
         """Checks the values too, and returns the batch; call it where batches are created.
@@ -280,6 +271,14 @@ def _check_pairs(tokens: Tensor) -> None:
     if not tokens.shape[0]:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}, expected at least one pair")
 
+
+_KINDS = {
+    **dict.fromkeys(("tokens", "segments", "text_regions"), "ids"),
+    **dict.fromkeys(("real_tokens", "real_regions", "read_tokens", "read_regions"), "positions"),
+    **dict.fromkeys(("token_mask", "region_mask", "masked_regions"), "mask"),
+    **dict.fromkeys(("region_features", "region_locations", "global_features"), "numbers"),
+    "pixels": "numbers",
+}
 
 # Not dataclasses.fields, which torch.compile does not trace.
 _FIELDS: dict[type[TextInputs], tuple[str, ...]] = {

@@ -264,8 +264,9 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     from vlmill.train.run.device_batch import OutOfMemory
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
-    from vlmill.train.run.loop import NonFiniteLoss, Stopped
+    from vlmill.train.run.loop import Stopped
     from vlmill.train.run.saving import HELD_OUT, PREPARED
+    from vlmill.train.run.step import NonFiniteLoss
 
     where: dict[str, Any] = {
         name: named_from(args.output, getattr(args, name)) for name in (*tables, "init", "vocab")

@@ -42,7 +42,7 @@ from vlmill.train.devices.setup import use_half_norms
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.budgets import Budget, find_budget
 from vlmill.train.run.graphs import KEPT
-from vlmill.train.run.loop import Training, with_uploads
+from vlmill.train.run.step import Training, with_uploads
 
 CPU = torch.device("cpu")
 WIDTH = 96  # 8 for each of 12 heads

@@ -41,7 +41,7 @@ from vlmill.train.devices.setup import (
 )
 from vlmill.train.devices.throughput import wait_for
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.run.loop import Training, train_step, with_graph, with_uploads
+from vlmill.train.run.step import Training, train_step, with_graph, with_uploads
 
 ROUNDS, TINY_ROUNDS = 4, 1
 LARGE_BATCH = 256  # pairs; from here on two batches are enough to compare

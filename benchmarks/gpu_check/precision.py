@@ -20,7 +20,7 @@ from benchmarks.gpu_check.training import (
 
 from vlmill.models import preset
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
-from vlmill.train.run.loop import train_step
+from vlmill.train.run.step import train_step
 
 Losses = npt.NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """Measures training steps of the five models: samples per second, and the share of the card's peak.
 
-A step is `vlmill.train.run.loop.train_step` on batches of several lengths in turn: moving the
+A step is `vlmill.train.run.step.train_step` on batches of several lengths in turn: moving the
 batch, forward, backward, clipping and the optimiser, in bfloat16 as recipes have it.
 """
 
@@ -36,8 +36,8 @@ from torch._dynamo.utils import counters
 from vlmill.train.devices.throughput import product_rate, run_without_values, wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
-from vlmill.train.run.loop import Training, train_step
 from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.step import Training, train_step
 
 GOAL, NEXT_GOAL = 0.45, 0.5  # of the card's measured rate of products
 BATCHES, ROUNDS = 8, 3  # 24 timed steps

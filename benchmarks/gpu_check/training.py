@@ -6,6 +6,7 @@ B pairs, T tokens, R regions.
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,9 @@ from vlmill.train.optim.groups import make_optimizer, settings_of_start
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run.inputs import open_sources
 from vlmill.train.run.job import model_config
-from vlmill.train.run.loop import Training
 from vlmill.train.run.model import make_tokenizer
 from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.step import Training
 from vlmill.train.run.updates import Update, clip_whole
 
 PAIRS = 1024  # several batches whose order, masks and negatives differ from epoch to epoch
@@ -237,7 +238,9 @@ def training_of(
         update=update,
         accelerator=accelerator,
         seed=recipe.seed,
-        casts=WeightCasts(module, dtype) if casts and dtype is not None else None,
+        cast_weights=nullcontext
+        if not casts or dtype is None
+        else WeightCasts(module, dtype).applied,
     )
 
 
@@ -246,8 +249,9 @@ def compiled(training: Training, *, tiny: bool) -> Training:
 
     At tiny size it is traced alone: generating code takes minutes on a CPU.
     """
+    module: nn.Module = training.step_module
     if tiny:
-        module = torch.compile(training.step_module, dynamic=True, backend="eager")
+        module = torch.compile(module, dynamic=True, backend="eager")  # type: ignore[assignment]
     else:
-        module = devices.compile_step(training.step_module)
-    return dataclasses.replace(training, step_module=module, casts=None)  # type: ignore[arg-type]
+        module = devices.compile_step(module)
+    return dataclasses.replace(training, step_module=module, cast_weights=nullcontext)

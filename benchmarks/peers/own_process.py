@@ -11,7 +11,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor, nn
 
-from vlmill.train.devices.memory import peak_memory
+from vlmill.train.devices.throughput import peak_memory
 
 Make = Callable[[], tuple[nn.Module, Callable[[bool], object]]]
 """Makes a network and its step, which is told whether it has a backward pass."""

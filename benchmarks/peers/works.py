@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlmill.train.loading.masking.regions import mask_image
 from vlmill.train.loading.masking.words import Lexicon, mask_texts
 from vlmill.train.loading.random import Uniforms, streams
-from vlmill.train.loading.sample import mask_image
 from vlmill.train.recipes import Masking
 
 WORDS = 30_522

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.beit.config import BeitConfig
-from vlmill.models.checks import check_finite, check_mask, check_numbers, readable
+from vlmill.models.checks import check_finite, check_tensor, readable
 from vlmill.models.layers.blocks import FeedForward, layer_norm
 from vlmill.models.layers.embeddings import PatchEmbedding
 from vlmill.models.layers.experts import PreNormBlock
@@ -75,11 +75,11 @@ class Beit(nn.Module):
         Raises ValueError for another image size, for masked patches without a head for visual
         tokens or in another number and, on the CPU, for pixels that are not finite.
         """
-        check_numbers("pixels", pixels, "scale and normalise them")
+        check_tensor("pixels", pixels, "numbers", "scale and normalise them")
         if masked is not None and not self.config.num_visual_tokens:
             raise ValueError("masked patches need num_visual_tokens above 0 in the configuration")
         if masked is not None:
-            check_mask("masked", masked)
+            check_tensor("masked", masked, "mask")
             if tuple(masked.shape) != (shape := (len(pixels), self.config.side**2)):
                 raise ValueError(f"masked has shape {tuple(masked.shape)}, expected {shape}")
         if readable(pixels):

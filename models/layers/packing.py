@@ -66,8 +66,13 @@ class Layout(NamedTuple):
             rows = positions.new_full((cells,), -1).index_copy(0, self.real, numbers)[positions]
             if readable(positions):
                 rows, positions = rows[rows >= 0], positions[rows >= 0]
-        layout = Layout(self.shape, None, positions, _starts(positions, self.shape))
-        return ReadRows(rows, layout, _narrow_layout(positions, layout))
+        layout = narrow = Layout(self.shape, None, positions, _starts(positions, self.shape))
+        if readable(positions):
+            sequences, columns = positions // self.shape[1], positions % self.shape[1]
+            reach = int(columns.max()) + 1 if len(columns) else 1
+            narrow_cells = sequences * reach + columns
+            narrow = layout._replace(shape=(self.shape[0], reach), real=narrow_cells)
+        return ReadRows(rows, layout, narrow)
 
     def sequence_of_rows(self) -> Positions | None:
         """Returns the sequence of each packed row; None in the grid."""
@@ -101,14 +106,6 @@ class ReadRows(NamedTuple):
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
 
 
-def _narrow_layout(positions: Positions, layout: Layout) -> Layout:
-    if not readable(positions):
-        return layout
-    sequences, columns = positions // layout.shape[1], positions % layout.shape[1]
-    reach = int(columns.max()) + 1 if len(columns) else 1
-    return layout._replace(shape=(layout.shape[0], reach), real=sequences * reach + columns)
-
-
 def make_layout(
     mask: Bool[Tensor, "B N"],
     real: Positions | None = None,
@@ -125,19 +122,18 @@ def make_layout(
     has the positions that are ``read`` (`Layout`).
     """
     grid = Layout((mask.shape[0], mask.shape[1]), mask, read=read)
-    if torch.compiler.is_compiling():  # one graph for all numbers: no choice depends on them
-        return grid if real is None or not pack else _packed(grid, real)
-    if real is None and not readable(mask):
+    if not torch.compiler.is_compiling():  # which has one graph for all numbers of rows
+        if real is None and readable(mask):
+            real = find_positions(mask)
+        if real is None:
+            return grid
+        padding = mask.numel() - len(real)
+        if not padding:
+            return grid._replace(key_mask=None)
+        if readable(mask) and padding < PACK_FROM * mask.numel():
+            return grid
+    if real is None or not pack:
         return grid
-    padding = mask.numel() - (int(mask.sum()) if real is None else len(real))
-    if not padding:
-        return grid._replace(key_mask=None)
-    if not pack or (readable(mask) and padding < PACK_FROM * mask.numel()):
-        return grid
-    return _packed(grid, find_positions(mask) if real is None else real)
-
-
-def _packed(grid: Layout, real: Positions) -> Layout:
     return grid._replace(real=real, starts=_starts(real, grid.shape))
 
 

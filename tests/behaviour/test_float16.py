@@ -18,7 +18,7 @@ from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run import job as stages
 from vlmill.train.run import loop
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.loop import NonFiniteLoss
+from vlmill.train.run.step import NonFiniteLoss, train_step
 from vlmill.train.run.updates import Update
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ def test_a_continued_run_goes_on_at_the_scale_it_had(
     with monkeypatch.context() as patch:
         overflow_at({1}, patch)
         pretrain(recipe, inputs, tmp_path / "whole")
-    train_step = loop.train_step
 
     def dying(at: int, *args: Any) -> dict[str, float]:
         if at == 4:

@@ -20,13 +20,12 @@ from vlmill.pipelines.web.pages.images import Examiner, ImageFacts, examine_imag
 from vlmill.runtime.console.report import thumbnail_uri
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.ids import compute_image_id
-from vlmill.train.loading.feature_store import StoredFeatures
 from vlmill.train.loading.images.boxed import boxed_image
 from vlmill.train.loading.images.crop import decode as decoded
 from vlmill.train.loading.images.crop import evaluation_image, training_images
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import SampledRegions
+from vlmill.train.loading.sample import SampledRegions, StoredFeatures
 from vlmill.train.settings.parts import Feeding
 
 HEIGHT, WIDTH = 64, 96

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from vlmill.schemas.answers import soft_labels, without_marks
 from vlmill.train.loading.batch import full_image
-from vlmill.train.loading.boxes import Size, padded_locations, resized_boxes, scales
+from vlmill.train.loading.boxes import Size, resized_boxes, scales
+from vlmill.train.loading.collate import padded_locations
 from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import kept_lengths, select_tokens

@@ -17,10 +17,9 @@ from tokenizers import Tokenizer
 
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.train.loading.boxes import Size, scales
-from vlmill.train.loading.feature_store import unread_features
 from vlmill.train.loading.images.boxed import MASKS, boxed_image, make_image_regions, padded_images
 from vlmill.train.loading.masking.regions import MaskedRegions
-from vlmill.train.loading.sample import Sample, SampledRegions
+from vlmill.train.loading.sample import Sample, SampledRegions, unread_features
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.tasks.recipes.vilbert import vilbert_vcr_feeding
 from vlmill.train.tasks.registry import task_recipe_named
@@ -175,7 +174,7 @@ def image_with_outlines(
     tensors = {name: torch.from_numpy(array) for name, array in padded.items()}
     tensors["region_mask"] = torch.ones(1, 1 + len(objects), dtype=torch.bool)
     images = make_image_regions(tensors)
-    assert images is not None and images.instance_masks is not None
+    assert images.instance_masks is not None
     height, width = images.images.shape[2:]
     below, right = recorded.shape[1] - height, recorded.shape[2] - width
     results.check(f"{at}.image", F.pad(images.images[0], (0, right, 0, below)))

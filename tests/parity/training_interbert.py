@@ -10,7 +10,8 @@ from tests.parity.golden import GoldenSet, expect, naming
 from tests.parity.results import Results
 
 from vlmill.train.loading.batch import full_image
-from vlmill.train.loading.boxes import overlaps, padded_locations
+from vlmill.train.loading.boxes import overlaps
+from vlmill.train.loading.collate import padded_locations
 from vlmill.train.loading.joined_regions import count_shown, whole_weights
 from vlmill.train.loading.masking.regions import mask_groups, masked_by
 from vlmill.train.loading.masking.words import (

@@ -17,6 +17,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath
 from vlmill.train.cli import main
 from vlmill.train.run import loop
+from vlmill.train.run.step import train_step
 from vlmill.train.tasks.finetuning.seeds import SEEDS
 
 __all__ = ["published"]  # the fixture of that module
@@ -104,7 +105,7 @@ def test_seeds_of_a_task_go_on_in_a_store(
         )
 
     assert finetune(str(tmp_path / "in"), str(tmp_path / "run")) == 0
-    output, train_step, steps = f"{bucket}/run", loop.train_step, list[int]()
+    output, steps = f"{bucket}/run", list[int]()
 
     def counted(step: int, *rest: Any) -> Any:
         steps.append(step)

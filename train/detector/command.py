@@ -108,7 +108,7 @@ def command_train(arguments: argparse.Namespace) -> int:
     from vlmill.train.detector.run import estimate_run, train
     from vlmill.train.detector.settings import for_classes
     from vlmill.train.detector.start import Names
-    from vlmill.train.run.loop import NonFiniteLoss
+    from vlmill.train.run.step import NonFiniteLoss
 
     num_classes, num_attributes = count_classes(arguments.boxes)
     if not settings.detector.num_attributes:

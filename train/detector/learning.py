@@ -31,7 +31,6 @@ from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.rejects import Reason
-from vlmill.train.checkpoints.state import whole_weights
 from vlmill.train.detector.batches import Images, step_parts
 from vlmill.train.detector.evaluation import Evaluation, evaluate_detector, for_inference
 from vlmill.train.detector.examples import Examples, get_class_name
@@ -42,7 +41,9 @@ from vlmill.train.detector.step import Batch, DetectorStep
 from vlmill.train.devices.setup import unwrap_step
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.run.learning import Criterion
-from vlmill.train.run.loop import CountLabels, StageRun
+from vlmill.train.run.loop import StageRun
+from vlmill.train.run.snapshot import whole_weights
+from vlmill.train.run.step import CountLabels
 from vlmill.train.run.updates import Update, full_norm
 
 NAMED = 16  # images that a message names

@@ -1,7 +1,9 @@
-"""Measures how fast a step could be: its operations, and the device's rate of products."""
+"""Measures steps: their operations, the device's rate of products, and the memory in use."""
 
 import copy
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -15,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 # next one is requested, so its product is larger.
 SHAPES = {"cpu": (2048, 768, 3072)}
 LARGE = (8192, 8192, 8192)
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # the unit of getrusage, in bytes
 MEASURED_S = 0.2  # long enough to outlast a clock's ramp, short compared with a run
 
 
@@ -72,6 +75,19 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Returns the peak memory in bytes by its name in the log, without waiting for a device.
+
+    On CUDA ``device_memory_bytes`` counts all tensors together, as PyTorch does, without its cache
+    and the memory of libraries. Elsewhere, where tensors are in the process's memory,
+    ``process_memory_bytes`` is its peak resident memory, including mapped files.
+    """
+    if device.type == "cuda":
+        return {"device_memory_bytes": torch.cuda.max_memory_allocated(device)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"process_memory_bytes": peak * RSS_UNIT}
+
+
 def without_values(module: nn.Module) -> nn.Module:
     """Returns a copy on the meta device: it takes no memory, and results have only shapes."""
     memo: dict[int, object] = {}
@@ -123,15 +139,12 @@ class Throughput:
         self._rate = 0.0
 
     def count(self, parts: Sequence[MovableBatch]) -> None:
-        """Counts the products of a step, if none has been counted yet."""
-        step = self._step
-        if step is None:
-            return
-        self._operations = sum(
-            count_operations(partial(run_without_values, step, part)) for part in parts
-        )
-        self._rate = _device_rate(self._device, self._dtype)
-        self._step = None
+        """Counts the products of the first step, and releases ``step``."""
+        if self._step is not None:
+            works = (partial(run_without_values, self._step, part) for part in parts)
+            self._operations = sum(map(count_operations, works))
+            self._rate = _device_rate(self._device, self._dtype)
+            self._step = None
 
     def utilisation(self, steps_per_second: float) -> dict[str, float]:
         """Returns ``mfu``: the share of the device's rate that ``steps_per_second`` need."""

@@ -3,40 +3,11 @@
 R regions. Boxes are (x1, y1, x2, y2) in pixels.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vlmill.train.loading.arrays import Array, Flags
-
-
-def padded_locations(
-    boxes: Sequence[Array],
-    sizes: Sequence[tuple[int, int]],
-    longest: int,
-    *,
-    first: Array | None = None,
-) -> Array:
-    """Returns corners and areas as fractions of the images, padded with zeros [B, R, 5] (ImageBERT,
-    sec. 3.2).
-
-    ``first`` [B, 4] are boxes that precede the others. All images are computed in one pass: one by
-    one they would take as long as the features.
-    """
-    corners = np.zeros((len(boxes), longest, 4), dtype=np.float32)
-    start = 0
-    if first is not None and longest:
-        start, corners[:, 0] = 1, first
-    for i, image_boxes in enumerate(boxes):
-        corners[i, start : start + len(image_boxes)] = image_boxes
-    size = np.maximum(np.array(sizes, dtype=np.float32).reshape(-1, 2), 1)
-    corners /= np.concatenate([size, size], axis=1)[:, None]
-    np.clip(corners, 0, 1, out=corners)
-    locations = np.empty((len(boxes), longest, 5), dtype=np.float32)
-    locations[..., :4] = corners
-    locations[..., 4] = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
-    return locations
 
 
 def overlaps(boxes: Array, *, pixel: tuple[float, float] = (0.0, 0.0)) -> Array:

@@ -20,7 +20,6 @@ import torch
 
 from vlmill.train.loading.arrays import Array, Arrays, Flags, Ids
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.loading.boxes import padded_locations
 from vlmill.train.loading.images.boxed import padded_images
 from vlmill.train.loading.sample import IGNORED, Sample, SampledRegions, get_global_feature
 from vlmill.train.settings.parts import Feeding
@@ -45,17 +44,17 @@ def collate(
     ``mismatched_regions``. With ``global_features`` the features of full images are included;
     raises InputError with the image's id if one has no such feature.
     """
-    arrays = _texts(samples, pad_to, mismatched_words)
+    matching = np.array([sample.matching for sample in samples])
+    arrays = _texts(samples, pad_to, matching | mismatched_words)
     images = [sample.regions for sample in samples if sample.regions is not None]
     if images:
-        arrays |= _regions(samples, feeding, pad_to, mismatched_regions)
+        arrays |= _regions(samples, feeding, pad_to, matching | mismatched_regions)
         if global_features:
             arrays["global_features"] = _global_features(samples)
-    arrays |= _pixels([sample.pixels for sample in samples if sample.pixels], arrays)
+    if pixels := [sample.pixels for sample in samples if sample.pixels]:
+        arrays |= _pixels(pixels, arrays)
     num_texts = len(samples) - len(images) if images else 0
-    arrays["matching"] = np.array(
-        [sample.matching for sample in samples[: len(samples) - num_texts]], dtype=np.float32
-    )
+    arrays["matching"] = matching[: len(samples) - num_texts].astype(np.float32)
     keys = [sample.image_key for sample in samples if sample.image_key is not None]
     if len(keys) == len(samples):
         arrays["image_keys"] = np.array(keys, dtype=np.uint64).view(np.int64)
@@ -73,8 +72,6 @@ def collate(
 
 def _pixels(images: Sequence[Arrays], arrays: Arrays) -> Arrays:
     """Returns padded images with boxes for the regions of ``arrays``; equal sizes are stacked."""
-    if not images:
-        return {}
     if "picture" in images[0]:
         return padded_images(images, arrays["region_mask"].shape[1])
     stacked = {name: np.stack([image[name] for image in images]) for name in images[0]}
@@ -87,7 +84,8 @@ def _padded(length: int, pad_to: int) -> int:
     return -(-length // pad_to) * pad_to
 
 
-def _texts(samples: Sequence[Sample], pad_to: int, mismatched: bool) -> Arrays:
+def _texts(samples: Sequence[Sample], pad_to: int, labelled: Flags) -> Arrays:
+    """Returns the padded texts; masked tokens of ``labelled`` samples [B] are targets."""
     texts = [sample.text for sample in samples]
     lengths = np.array([len(text.tokens) for text in texts])
     longest = _padded(int(lengths.max()), pad_to)
@@ -97,7 +95,7 @@ def _texts(samples: Sequence[Sample], pad_to: int, mismatched: bool) -> Arrays:
     original[mask] = np.concatenate([text.original for text in texts])
     masked = np.zeros_like(mask)
     masked[mask] = np.concatenate([text.masked for text in texts])
-    masked &= _asked(samples, mismatched)
+    masked &= labelled[:, None]
     positions = np.flatnonzero(masked)
     return {
         "tokens": tokens,
@@ -117,12 +115,8 @@ def _with_first(read: Flags, pooled: Flags) -> Ids:
     return np.flatnonzero(read | first)
 
 
-def _asked(samples: Sequence[Sample], mismatched: bool) -> Flags:
-    """Flags the samples whose masked positions are targets [B, 1]."""
-    return np.array([[sample.matching or mismatched] for sample in samples])
-
-
-def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatched: bool) -> Arrays:
+def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, labelled: Flags) -> Arrays:
+    """Returns the padded regions; masked regions of ``labelled`` samples [B] are targets."""
     region_offset = int(feeding.whole_image != "none")
     images = [sample.regions for sample in samples]
     present = [regions for regions in images if regions is not None]
@@ -140,7 +134,7 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
     is_region = mask & (columns[:shown_length] >= region_offset)
     masked = np.zeros_like(mask)
     masked[is_region] = np.concatenate([r.masks.masked[: r.num_shown] for r in present])
-    masked &= _asked(samples, mismatched)
+    masked &= labelled[:, None]
     positions = np.flatnonzero(masked)
     background = feeding.region_targets == "distribution"
     classes = np.full(mask.shape, IGNORED, dtype=np.int64)
@@ -199,6 +193,34 @@ def _locations(images: Sequence[SampledRegions | None], feeding: Feeding, longes
         first = np.array(corners, dtype=np.float32)
     sizes = [(row.width, row.height) if row else (1, 1) for row in rows]
     return padded_locations(boxes, sizes, longest, first=first)
+
+
+def padded_locations(
+    boxes: Sequence[Array],
+    sizes: Sequence[tuple[int, int]],
+    longest: int,
+    *,
+    first: Array | None = None,
+) -> Array:
+    """Returns corners and areas as fractions of the images, padded with zeros [B, R, 5] (ImageBERT,
+    sec. 3.2).
+
+    ``first`` [B, 4] are boxes that precede the others. All images are computed in one pass: one by
+    one they would take as long as the features.
+    """
+    corners = np.zeros((len(boxes), longest, 4), dtype=np.float32)
+    start = 0
+    if first is not None and longest:
+        start, corners[:, 0] = 1, first
+    for i, image_boxes in enumerate(boxes):
+        corners[i, start : start + len(image_boxes)] = image_boxes
+    size = np.maximum(np.array(sizes, dtype=np.float32).reshape(-1, 2), 1)
+    corners /= np.concatenate([size, size], axis=1)[:, None]
+    np.clip(corners, 0, 1, out=corners)
+    locations = np.empty((len(boxes), longest, 5), dtype=np.float32)
+    locations[..., :4] = corners
+    locations[..., 4] = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
+    return locations
 
 
 def _distributions(images: Sequence[SampledRegions | None], masked: Flags) -> Arrays:

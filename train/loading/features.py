@@ -25,11 +25,12 @@ from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
-from vlmill.train.loading.feature_store import StoredFeatures, no_features
 from vlmill.train.loading.sample import (
     Sample,
+    StoredFeatures,
     get_global_feature,
     list_columns,
+    no_features,
     surest_first,
     take_regions,
 )
@@ -54,19 +55,15 @@ class Buffers:
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return torch.empty(shape, dtype=dtype)
-        block = self._take_block(size)
-        array = block.numpy()  # a tensor made of it keeps it alive, and so do all of its views
-        weakref.finalize(array, self._returned.append, block).atexit = False
-        return torch.from_numpy(array)[:size].view(dtype).view(shape)
-
-    def _take_block(self, size: int) -> Tensor:
         with self._lock:
             while self._returned:
                 self._free = [*self._free, self._returned.popleft()][-KEPT:]
-            for index in reversed(range(len(self._free))):  # the last one may still be in the cache
-                if size <= len(self._free[index]) <= LARGER * size:
-                    return self._free.pop(index)
-        return torch.empty(size, dtype=torch.uint8)
+            fits = [i for i, free in enumerate(self._free) if size <= len(free) <= LARGER * size]
+            # The last one may still be in the cache.
+            block = self._free.pop(fits[-1]) if fits else torch.empty(size, dtype=torch.uint8)
+        array = block.numpy()  # a tensor made of it keeps it alive, and so do all of its views
+        weakref.finalize(array, self._returned.append, block).atexit = False
+        return torch.from_numpy(array)[:size].view(dtype).view(shape)
 
 
 BUFFERS = Buffers()
@@ -103,16 +100,13 @@ def read_features(
         assert reader is not None
         shape = (*tensors["hidden"].shape, reader.feature_dim)
         dtype = STORED[reader.arrays["features"]["dtype"]]
-        features = _empty(shape, dtype, pin_memory=pin_memory)
+        if pin_memory:  # PyTorch reuses such memory itself
+            features = torch.empty(shape, dtype=dtype, pin_memory=True)
+        else:
+            features = BUFFERS.empty(shape, dtype)
         fill(features, batch.stored, reader, region_offset=int(batch.whole_image != "none"))
         tensors["features"] = features
     return dataclasses.replace(batch, tensors=tensors, stored=())
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, *, pin_memory: bool) -> Tensor:
-    if pin_memory:  # PyTorch reuses such memory itself
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
-    return BUFFERS.empty(shape, dtype)
 
 
 def region_batch(
@@ -151,7 +145,7 @@ def fill(
     first = region_offset * width
     for i, image in enumerate(stored):
         end = first
-        for source in image.parts:
+        for source in (image, *image.more):
             start, end = end, end + source.num_regions * width
             content = (
                 source.copied if source.location is None else reader.bytes_at(*source.location)

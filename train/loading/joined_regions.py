@@ -13,9 +13,14 @@ from vlmill.runtime.readers.region_group import RegionGroup
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Array, Ids
-from vlmill.train.loading.feature_store import StoredFeatures, stored_features, unread_features
 from vlmill.train.loading.masking.regions import MaskedRegions
-from vlmill.train.loading.sample import SampledRegions, placed_boxes
+from vlmill.train.loading.sample import (
+    SampledRegions,
+    StoredFeatures,
+    placed_boxes,
+    stored_features,
+    unread_features,
+)
 from vlmill.train.settings.parts import Feeding
 
 
@@ -93,7 +98,7 @@ def joined_regions(
         row=RegionRow(image_id=rows[0].image_id, width=size[0], height=size[1], boxes=boxes),
         features=(
             _features(len(regions.paths), tables, parts)
-            if feeding.reads_features
+            if feeding.kind == "regions"
             else unread_features(len(order))
         ),
         boxes=placed_boxes(boxes, size, feeding, mirrored=mirrored),

@@ -3,14 +3,15 @@
 import queue
 import signal
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
 from vlmill.runtime.bus_errors import name_shrunken_files
 from vlmill.runtime.console.stopping import STOP_SIGNALS
 from vlmill.runtime.processes import process_context
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
@@ -55,11 +56,7 @@ def batch_loader(
         worker_init_fn=_prepare_worker,
     )
     pin_memory = device is not None and device.type == "cuda"
-    loaded = (
-        read_features(_require_batch(batch), batches.regions, pin_memory=pin_memory)
-        for sent_together in plans
-        for batch in sent_together
-    )
+    loaded = _read(plans, batches.regions, pin_memory=pin_memory)
     if not workers:
         return loaded
     return _ahead(loaded, torch.cuda.current_device() if pin_memory else None)
@@ -87,19 +84,38 @@ class _Plans(Dataset[list[HostBatch | InputError]]):
         self.batches = batches
 
     def __getitem__(self, numbers: Sequence[int]) -> list[HostBatch | InputError]:
-        return [self._plan(number) for number in numbers]
+        plans = list[HostBatch | InputError]()
+        for number in numbers:
+            try:
+                plans.append(batch := self.batches[number])
+            except InputError as error:
+                plans.append(error)
+                continue
+            if get_worker_info() is not None:  # elsewhere the features are read immediately
+                _read_ahead(batch, self.batches.regions)
+        return plans
 
-    def _plan(self, number: int) -> HostBatch | InputError:
-        try:
-            return self.batches[number]
-        except InputError as error:
-            return error
+
+def _read_ahead(batch: HostBatch, regions: RegionReader | None) -> None:
+    """Makes the system read the features ahead while this and other batches are planned."""
+    if isinstance(regions, RegionReader):
+        for part in (part for first in batch.stored for part in (first, *first.more)):
+            if part.location is not None:
+                regions.read_ahead(*part.location)
 
 
-def _require_batch(batch: HostBatch | InputError) -> HostBatch:
-    if isinstance(batch, InputError):
-        raise batch
-    return batch
+def _read(
+    plans: Iterable[Sequence[HostBatch | InputError]],
+    regions: RegionReader | None,
+    *,
+    pin_memory: bool,
+) -> Generator[HostBatch, None, None]:
+    """Yields each batch with its features, or raises its error."""
+    for sent_together in plans:
+        for batch in sent_together:
+            if isinstance(batch, InputError):
+                raise batch
+            yield read_features(batch, regions, pin_memory=pin_memory)
 
 
 def _ahead(

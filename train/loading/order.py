@@ -1,26 +1,70 @@
-"""Orders the pairs of a stage by a pure function of the seed, the epoch and the data.
+"""Selects the pairs of a stage, and orders them by a pure function of the seed, the epoch and
+the data.
+
+Pairs are selected by source and split, or a share of them by a hash.
 
 The pairs of all epochs form one endless list of positions. Nothing here depends on workers or on
 earlier requests, so that any batch can be made separately.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.mixture import Counts, Mixture
-from vlmill.train.loading.random import permutation, stream_starts
+from vlmill.train.loading.arrays import Ids, Keys
+from vlmill.train.loading.mixture import Counts, Mixture, make_mixture
+from vlmill.train.loading.random import permutation, scramble, stream_starts
+from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.settings.parts import Loading
+from vlmill.train.settings.spec import TrainingStage
 
 ORDER_STAGE = 1 << 18  # separate from the stages of pairs' masks and negatives
 WINDOW_KEY = 1 << 32  # separate from the keys of an epoch's order
 TURN_STAGES = 1 << 12  # offset between the stages of the orders of alternating lists
 
+SHARE_STAGE = 1 << 19  # separate from the stages of pairs' orders, masks and negatives
+ALL = 1 << 64  # the number of hashes
+
 Visited = tuple[Ids, Counts]  # rows, and the index of each visit among its pair's visits
+
+
+def stage_rows(
+    table: SampleTable, stage: TrainingStage, splits: Collection[str | None] | None
+) -> Ids:
+    """Returns the rows of ``table`` that a stage visits, in the order of their images, int64 [N].
+
+    Whether a pair belongs to a stage's share depends on its id only (without texts: on the image's
+    id), not on the seed, the stage or the other rows of the table, and a smaller share is a part of
+    every larger one.
+    """
+    rows = table.select_rows(stage.sources, stage.feeding.kind, splits)
+    keys = table.image_keys if stage.feeding.kind == "pictures" else table.pair_keys
+    return rows[select_share(keys, rows, stage.share, stage.max_pairs)]
+
+
+def text_rows(
+    table: SampleTable, stage: TrainingStage, splits: Collection[str | None] | None
+) -> Ids:
+    """Returns the rows of the texts that accompany the pairs of a stage: int64 [N], ascending."""
+    return table.select_rows(stage.sources, "text", splits)
+
+
+def select_share(keys: Keys, rows: Ids, share: float, max_count: int | None) -> Ids:
+    """Returns the positions in ``rows`` whose hashes of ``keys`` are below ``share`` of all hashes,
+    limited to the ``max_count`` smallest hashes: int64 [N], ascending.
+    """
+    positions = np.arange(len(rows))
+    if share == 1 and (max_count is None or max_count >= len(rows)):
+        return positions
+    hashes = scramble(stream_starts(0, SHARE_STAGE, 0, keys[rows]))
+    if share < 1:
+        positions = np.flatnonzero(hashes < np.uint64(int(share * ALL)))
+    if max_count is not None and max_count < len(positions):
+        positions = np.sort(positions[np.argpartition(hashes[positions], max_count)[:max_count]])
+    return positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +99,7 @@ class PairOrder:
     mixture: Mixture | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        cached = ("_visited", "_windows", "_blocks", "_buckets")
-        return {name: value for name, value in vars(self).items() if name not in cached}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def batch(self, index: int) -> list[Visit]:
         """Returns the pairs of batch ``index``, counted from 0."""
@@ -109,17 +152,17 @@ class PairOrder:
         first = number * self.count
         return (self.visit(position).row for position in range(first, first + self.count))
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Returns the visits of an epoch."""
         return len(self.rows) if self.mixture is None else self.mixture.epoch_visits
 
-    @property
+    @cached_property
     def _bucket(self) -> int:
         """Returns the number of pairs in a bucket, a multiple of the step."""
         return self.loading.bucket * self.parts * self.size
 
-    @property
+    @cached_property
     def _window(self) -> int:
         """Returns the number of pairs in a window: whole blocks, or the epoch."""
         if self.count <= self.loading.window:
@@ -225,3 +268,37 @@ def _of_new_rows(visits: Iterable[Visit], met: set[int]) -> Iterator[Visit]:
         if visit.row not in met:
             met.add(visit.row)
             yield visit
+
+
+def order_pairs(
+    table: SampleTable,
+    groups: Sequence[Ids],
+    stage: TrainingStage,
+    *,
+    number: int,
+    seed: int,
+    size: int,
+    parts: int,
+) -> PairOrder | AlternatingOrder:
+    """Returns the order in which a stage visits its rows, in batches of ``size``.
+
+    Steps alternate between the ``groups`` of rows. ``number`` is the stage's.
+    """
+    lengths = None
+    if stage.loading.bucket > 1:
+        regions = np.minimum(table.num_regions, stage.feeding.max_regions)
+        lengths = regions.astype(np.int64) * (1 << 20) + table.num_tokens
+    orders = [
+        PairOrder(
+            rows=rows,
+            mixture=make_mixture(table, rows, stage.mixture),
+            lengths=lengths,
+            loading=stage.loading,
+            seed=seed,
+            stage=number + turn * TURN_STAGES,
+            size=size,
+            parts=parts,
+        )
+        for turn, rows in enumerate(groups)
+    ]
+    return orders[0] if len(orders) == 1 else AlternatingOrder(orders=tuple(orders), parts=parts)

@@ -5,10 +5,12 @@ the same batches, and a resumed run needs only the number of its next step.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import Draws
+from vlmill.train.loading.store.table import SampleTable
 
 MAX_DRAWS = 64
 
@@ -21,6 +23,37 @@ class PairsLike(Protocol):
 
     def hard_negatives(self, row: int) -> Ids:
         """Returns the rows of the pair's hard negatives, possibly empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePairs:
+    """Restricts the choice of negatives to the pairs of a stage: ``visited`` marks the rows of the
+    table that the stage visits, and hard negatives are chosen among these only.
+    """
+
+    table: SampleTable
+    visited: Flags
+
+    def matches(self, text_row: int, image_row: int) -> bool:
+        """Returns whether the text of one row is a caption of the image of another."""
+        return self.table.matches(text_row, image_row)
+
+    def hard_negatives(self, row: int) -> Ids:
+        """Returns the rows of the pair's hard negatives that the stage visits, possibly empty."""
+        rows = self.table.hard_negatives(row)
+        return rows[self.visited[rows]]
+
+    def near_caption(self, row: int, draws: Draws) -> int | None:
+        """Samples one of the row's nearest images, and one of its captions that the stage visits
+        and that is not a caption of the row's image; None if the sampled image has none.
+        """
+        near = self.table.near
+        images = near.find_neighbours(int(self.table.image_rows[row])) if near is not None else ()
+        if near is None or not len(images):
+            return None
+        captions = near.captions(int(images[draws.integers(0, len(images))]))
+        captions = captions[self.visited[captions]]
+        return draw_row(captions, draws, lambda other: not self.matches(other, row))
 
 
 def choose_pairing(

@@ -10,9 +10,9 @@ import numpy as np
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
-from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
+from vlmill.train.loading.masking.words import Lexicon, mask_texts
 from vlmill.train.loading.mixture import make_mixture
-from vlmill.train.loading.order import PairOrder, Visit
+from vlmill.train.loading.order import PairOrder, Visit, text_rows
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import (
@@ -24,7 +24,6 @@ from vlmill.train.loading.sample import (
 )
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.loading.visited_pairs import text_rows
 from vlmill.train.settings.spec import Stage
 
 TEXT_STAGE = 1 << 16  # separate from the stages whose pairs are visited
@@ -49,17 +48,18 @@ class PretrainBatches(StageBatches):
             loading=self.stage.loading,
             seed=self.seed,
             stage=self.stage_number + TEXT_STAGE,
-            size=self._texts_of_a_batch,
+            size=self.texts_per_batch,
         )
 
-    @property
-    def _texts_of_a_batch(self) -> int:
-        return self.stage.feeding.text_rows // self.stage.accumulation // self.processes
+    @cached_property
+    def texts_per_batch(self) -> int:
+        """Returns the number of texts without images that a batch has."""
+        return self.stage.feeding.text_rows // self.parts
 
     def collate_samples(self, index: int, samples: list[Sample]) -> HostBatch:
         """Returns batch ``index`` of these samples, with the texts without images added."""
         masking = self.stage.masking
-        if self._texts_of_a_batch and len(self.texts.rows):
+        if self.texts_per_batch and len(self.texts.rows):
             samples = samples + self._texts_alone(self.texts.batch(index))
         return collate(
             samples,
@@ -67,23 +67,32 @@ class PretrainBatches(StageBatches):
             mismatched_words=masking.mismatched_words,
             mismatched_regions=masking.mismatched_regions,
             pad_to=self.stage.loading.pad_to,
-            num_classes=self._num_classes(),
+            num_classes=self.num_classes,
             global_features=self.global_features,
         )
 
+    @cached_property
+    def num_classes(self) -> int | None:
+        """Returns the size of a full distribution over the detector's classes, if it is known."""
+        about = {} if self.regions is None else self.regions.arrays.get("class_probs", {})
+        return about.get("of")
+
     def make_samples(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """Returns the masked sample of each visit, or its undecodable image."""
-        visit_draws = self._draws(visits, self.stage_number)
+        visit_draws = self.draws(visits, self.stage_number)
         pairings = [self._pairing(v, draws) for v, draws in zip(visits, visit_draws, strict=True)]
-        texts = [cut_tokens(self.table.tokens(row), self._longest) for row, _, _ in pairings]
-        masked = self._masked(texts, visit_draws)
-        samples = (
-            self._sample(visit, text, pairing, draws)
-            for visit, text, pairing, draws in zip(
-                visits, masked, pairings, visit_draws, strict=True
-            )
+        texts = [cut_tokens(self.table.tokens(row), self.max_tokens) for row, _, _ in pairings]
+        masked = mask_texts(
+            texts, visit_draws, self.stage.masking, self.lexicon, longest=self.max_tokens
         )
-        return [sample if isinstance(sample, Undecodable) else (sample,) for sample in samples]
+        samples = list[Rows | Undecodable]()
+        for visit, text, pairing, draws in zip(visits, masked, pairings, visit_draws, strict=True):
+            _, image_row, matching = pairing
+            pair_id, source = self.table.pair_id(visit.row), self.table.source(visit.row)
+            sample = Sample(pair_id=pair_id, source=source, text=text, matching=matching)
+            imaged = self.imaged(sample, image_row, draws)
+            samples.append(imaged if isinstance(imaged, Undecodable) else (imaged,))
+        return samples
 
     def _pairing(self, visit: Visit, draws: Uniforms) -> tuple[int, int, bool]:
         if not self.stage.negative_share or self.stage.feeding.kind not in PAIRED:
@@ -98,19 +107,6 @@ class PretrainBatches(StageBatches):
             text_share=self.stage.negative_text_share,
         )
 
-    def _sample(
-        self, visit: Visit, text: MaskedTokens, pairing: tuple[int, int, bool], draws: Uniforms
-    ) -> Sample | Undecodable:
-        """Returns a masked text with its paired image, or the undecodable image."""
-        _, image_row, matching = pairing
-        sample = Sample(
-            pair_id=self.table.pair_id(visit.row),
-            source=self.table.source(visit.row),
-            text=text,
-            matching=matching,
-        )
-        return self.imaged(sample, image_row, draws)
-
     def _regions(self, row_number: int, draws: Uniforms) -> SampledRegions:
         assert self.regions is not None
         return sample_regions(
@@ -118,13 +114,20 @@ class PretrainBatches(StageBatches):
             draws,
             self.stage.feeding,
             self.stage.masking,
-            self._columns,
+            self.columns,
         )
 
     def _texts_alone(self, visits: Sequence[Visit]) -> list[Sample]:
-        visit_draws = self._draws(visits, self.stage_number + TEXT_STAGE)
+        visit_draws = self.draws(visits, self.stage_number + TEXT_STAGE)
         texts = [self._lengthened(visit.row) for visit in visits]
-        masked = self._masked(texts, visit_draws, specials=False)
+        masked = mask_texts(
+            texts,
+            visit_draws,
+            self.stage.masking,
+            self.lexicon,
+            longest=self.max_tokens,
+            specials=False,
+        )
         return [
             Sample(
                 pair_id=self.table.pair_id(visit.row),
@@ -143,15 +146,3 @@ class PretrainBatches(StageBatches):
             self.table.tokens(int(rows[index % len(rows)])) for index in itertools.count(first)
         )
         return joined_texts(following, self.stage.feeding.text_row_tokens)
-
-    def _masked(
-        self, texts: Sequence[Ids], draws: Sequence[Uniforms], *, specials: bool = True
-    ) -> list[MaskedTokens]:
-        return mask_texts(
-            texts,
-            draws,
-            self.stage.masking,
-            self.lexicon,
-            longest=self._longest,
-            specials=specials,
-        )

@@ -3,7 +3,7 @@
 T tokens, R regions of an image, excluding the full image.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -15,9 +15,7 @@ from vlmill.runtime.readers.region_group import RegionGroup
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Array, Arrays, Ids
-from vlmill.train.loading.boxes import overlaps
-from vlmill.train.loading.feature_store import StoredFeatures, stored_features, unread_features
-from vlmill.train.loading.masking.regions import MaskedRegions, mask_groups, masked_by
+from vlmill.train.loading.masking.regions import MaskedRegions, mask_image
 from vlmill.train.loading.masking.words import NO_TEXT, MaskedTokens
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.settings.parts import Feeding, Masking
@@ -32,22 +30,63 @@ def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
     return tokens[select_tokens(len(tokens), longest)]
 
 
-def mask_image(
-    boxes: Array, draws: Uniforms, masking: Masking, size: tuple[int, int]
-) -> MaskedRegions:
-    """Masks the regions of an image of ``size`` pixels by the stage's rule."""
-    if masking.region_rule == "regions":
-        share = masking.regions
-        drawn = draws.many(len(boxes))
-        return masked_by(drawn, share=share, to_zero=masking.region_to_zero)
-    pixel = (1.0, 1.0) if masking.group_pixels else (0.0, 0.0)
-    return mask_groups(
-        overlaps(boxes, pixel=pixel),
-        draws,
-        anchor_share=masking.regions,
-        threshold=masking.group_overlap,
-        inclusive=masking.group_pixels,
-    )
+@dataclass(frozen=True, kw_only=True)
+class StoredFeatures:
+    """Holds the features of ``num_regions`` regions of a row: their location, or the bytes.
+
+    ``location`` is a shard, an offset and a size in its file. It is None for a compressed row,
+    whose bytes are in ``copied``. The regions are the row's first ones, or the positions ``order``
+    [num_regions] of the row, in this order. ``more`` follows, from this or another table. Nothing
+    is read for a model that computes features from pixels.
+    """
+
+    num_regions: int
+    location: tuple[int, int, int] | None
+    copied: npt.NDArray[np.uint8] | None = None
+    order: Ids | None = None
+    more: tuple["StoredFeatures", ...] = ()
+    is_read: bool = True
+
+    def find_positions(self, regions: Ids) -> Ids:
+        """Returns the positions in the row of some of the regions, counted from 0."""
+        return regions if self.order is None else self.order[regions]
+
+    def reorder(self, positions: Ids) -> "StoredFeatures":
+        """Returns the regions in the order ``positions``, which stays within each part."""
+        parts, end = list[StoredFeatures](), 0
+        for part in (self, *self.more):
+            start, end = end, end + part.num_regions
+            order = part.find_positions(positions[start:end] - start)
+            parts.append(replace(part, order=order, more=()))
+        return replace(parts[0], more=tuple(parts[1:]))
+
+
+def stored_features(
+    group: RegionGroup, row_number: int, num_regions: int, order: Ids | None = None
+) -> StoredFeatures:
+    """Locates the features of row ``row_number`` of a group. Raises InputError if the row has no
+    features and ``num_regions`` is not 0.
+    """
+    if not num_regions:
+        return StoredFeatures(num_regions=0, location=None, copied=np.empty(0, np.uint8))
+    span = group.locate_features(row_number)
+    if span is not None:
+        where = (group.shard_number, *span)
+        return StoredFeatures(num_regions=num_regions, location=where, order=order)
+    copied = group.stored_bytes("features", row_number)
+    if copied is None:
+        raise no_features(group.image_id(row_number))
+    return StoredFeatures(num_regions=num_regions, location=None, copied=copied, order=order)
+
+
+def unread_features(num_regions: int, order: Ids | None = None) -> StoredFeatures:
+    """Returns a placeholder for the features that a model computes from pixels."""
+    return StoredFeatures(num_regions=num_regions, location=None, order=order, is_read=False)
+
+
+def no_features(image_id: str) -> InputError:
+    """Returns the error for an image whose row has no features."""
+    return InputError(f"--regions: {image_id} has no features; extract the regions with features")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,15 +194,13 @@ def take_regions(
     feeding: Feeding,
     columns: Sequence[str],
     *,
-    mask: Callable[[Array, RegionRow], MaskedRegions] | None = None,
     mirrored: bool = False,
 ) -> SampledRegions:
     """Returns the regions of row ``row_number`` of a group that a model reads; all count as
-    shown (``num_shown``).
+    shown (``num_shown``), and none is masked.
 
     Training, evaluation and probes all use this function. ``columns`` come from
-    :func:`list_columns`. ``mask`` gets the boxes and the row; without it no region is masked.
-    Raises InputError for a row without features.
+    :func:`list_columns`. Raises InputError for a row without features.
     """
     row = group.row(row_number, columns)
     count, order = chosen_regions(row, feeding)
@@ -173,11 +210,11 @@ def take_regions(
         row=row,
         features=(
             stored_features(group, row_number, count, order)
-            if feeding.reads_features
+            if feeding.kind == "regions"  # else a model computes features from pixels
             else unread_features(count, order)
         ),
         boxes=boxes,
-        masks=MaskedRegions.none(count) if mask is None else mask(boxes, row),
+        masks=MaskedRegions.none(count),
         num_shown=count,
         mirrored=mirrored,
     )
@@ -193,14 +230,9 @@ def sample_regions(
 ) -> SampledRegions:
     """Returns a row's regions as :func:`take_regions` does, randomly mirrored, and masked."""
     mirrored = bool(feeding.flip) and draws.random() < feeding.flip
-    return take_regions(
-        group,
-        row_number,
-        feeding,
-        columns,
-        mask=lambda boxes, row: mask_image(boxes, draws, masking, (row.width, row.height)),
-        mirrored=mirrored,
-    )
+    regions = take_regions(group, row_number, feeding, columns, mirrored=mirrored)
+    size = (regions.row.width, regions.row.height)
+    return replace(regions, masks=mask_image(regions.boxes, draws, masking, size))
 
 
 def fit_together(

@@ -1,7 +1,4 @@
-"""Makes batches by number: batch ``i`` of a stage is a pure function of the tables and the seed.
-
-`StageVisits` orders the visits to the stage's pairs, `StageBatches` makes batches of them.
-"""
+"""Makes batches by number: batch ``i`` of a stage is a pure function of the tables and the seed."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.joining import Join
@@ -24,14 +21,14 @@ from vlmill.train.loading.features import read_features
 from vlmill.train.loading.images.boxed import boxed_image
 from vlmill.train.loading.images.crop import UndecodableImage, decode, training_images
 from vlmill.train.loading.masking.patches import BlockMasking
-from vlmill.train.loading.mixture import ROUND_EPOCH, make_mixture
-from vlmill.train.loading.order import TURN_STAGES, AlternatingOrder, PairOrder, Visit
+from vlmill.train.loading.mixture import ROUND_EPOCH
+from vlmill.train.loading.order import AlternatingOrder, PairOrder, Visit, order_pairs, stage_rows
+from vlmill.train.loading.pairing import StagePairs
 from vlmill.train.loading.random import Uniforms, streams
 from vlmill.train.loading.sample import Sample, SampledRegions, fit_together, list_columns
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance, Undecodable
-from vlmill.train.loading.visited_pairs import StagePairs, stage_rows
 from vlmill.train.settings.spec import TrainingStage
 
 PATCH_SIZE = 16
@@ -39,11 +36,14 @@ Rows = tuple[Sample, ...]  # of one visit, consecutive in a batch
 
 
 @dataclass(kw_only=True)
-class StageVisits:
-    """Orders a stage's visits to its pairs; a pure function of the tables and the seed.
+class StageBatches(Dataset[HostBatch], ABC):
+    """Makes the batches of a stage, counted from 0.
 
     Steps are cut into ``accumulation`` times ``processes`` batches. The pairs of all epochs form
     one endless list: an epoch's last batch is completed with pairs of the next epoch.
+    ``batches[i]`` plans a batch; :meth:`assembled` reads its features too. Files are opened when
+    the first batch is requested, so that the object can be sent to worker processes. The subclass
+    turns a visit into samples: pretraining's masked pairs, or a task's examples.
     """
 
     samples: Path
@@ -52,81 +52,6 @@ class StageVisits:
     seed: int
     splits: Splits | None = None  # of the samples; None: rows of all splits
     processes: int = 1
-
-    @cached_property
-    def table(self) -> SampleTable:
-        """Returns the prepared pairs."""
-        return SampleTable(self.samples)
-
-    @property
-    def size(self) -> int:
-        """Returns the number of pairs in a batch."""
-        return self.stage.batch_size // self._parts
-
-    @property
-    def _parts(self) -> int:
-        """Returns the number of batches in a step."""
-        return self.stage.accumulation * self.processes
-
-    @cached_property
-    def order(self) -> PairOrder | AlternatingOrder:
-        """Returns the order in which the stage visits its pairs."""
-        rows = stage_rows(self.table, self.stage, self.splits)
-        turns = [group for group in self.in_turns(rows) if len(group)]
-        if len(turns) < 2:
-            return self._make_order(rows, self.stage_number)
-        orders = [
-            self._make_order(group, self.stage_number + number * TURN_STAGES)
-            for number, group in enumerate(turns)
-        ]
-        return AlternatingOrder(orders=tuple(orders), parts=self._parts)
-
-    def in_turns(self, rows: Ids) -> Sequence[Ids]:
-        """Returns the groups of rows that steps alternate between; one, unless a subclass has
-        more.
-        """
-        return (rows,)
-
-    def _make_order(self, rows: Ids, stage: int) -> PairOrder:
-        loading, lengths = self.stage.loading, None
-        if loading.bucket > 1:
-            regions = np.minimum(self.table.num_regions, self.stage.feeding.max_regions)
-            lengths = regions.astype(np.int64) * (1 << 20) + self.table.num_tokens
-        return PairOrder(
-            rows=rows,
-            mixture=make_mixture(self.table, rows, self.stage.mixture),
-            lengths=lengths,
-            loading=loading,
-            seed=self.seed,
-            stage=stage,
-            size=self.size,
-            parts=self.stage.accumulation * self.processes,
-        )
-
-    @cached_property
-    def pairs(self) -> StagePairs:
-        """Returns the stage's pairs, from which negatives are sampled."""
-        visited = np.zeros(len(self.table), dtype=np.bool_)
-        visited[self.order.rows] = True
-        return StagePairs(table=self.table, visited=visited)
-
-    def _draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
-        """Returns random numbers for each visit."""
-        keys = self.table.pair_keys[[visit.row for visit in visits]]
-        epochs = [visit.epoch + visit.repeat * ROUND_EPOCH for visit in visits]
-        return streams(self.seed, stage, epochs, keys)
-
-
-@dataclass(kw_only=True)
-class StageBatches(StageVisits, Dataset[HostBatch], ABC):
-    """Makes the batches of a stage, counted from 0, each of ``batch_size / parts`` pairs.
-
-    ``parts`` is the number of batches that one step is computed in. ``batches[i]`` plans a batch;
-    :meth:`assembled` reads its features too. Files are opened when the first batch is requested, so
-    that the object can be sent to worker processes. The subclass turns a visit into samples:
-    pretraining's masked pairs, or a task's examples.
-    """
-
     regions: RegionReader | None = None
     images: ImageReader | None = None
     longest: int = 512  # maximum number of the model's tokens
@@ -135,27 +60,66 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
     asking: str = "--pairs"  # the option that names the table of the samples
 
     def __getstate__(self) -> dict[str, object]:
-        cached = ("table", "order", "texts", "pairs", "_block_masking", "_columns", "_join")
-        return {name: value for name, value in self.__dict__.items() if name not in cached}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @cached_property
-    def _block_masking(self) -> BlockMasking:
-        return BlockMasking.for_grid(self.stage.feeding.image_size // PATCH_SIZE)
+    def table(self) -> SampleTable:
+        """Returns the prepared pairs."""
+        return SampleTable(self.samples)
 
     @cached_property
-    def _columns(self) -> tuple[str, ...]:
-        return list_columns(self.stage.feeding, global_features=self.global_features)
+    def parts(self) -> int:
+        """Returns the number of batches in a step."""
+        return self.stage.accumulation * self.processes
 
-    @property
-    def _longest(self) -> int:
+    @cached_property
+    def size(self) -> int:
+        """Returns the number of pairs in a batch."""
+        return self.stage.batch_size // self.parts
+
+    @cached_property
+    def max_tokens(self) -> int:
+        """Returns the maximum number of a text's tokens."""
         return min(self.stage.feeding.max_tokens or self.longest, self.longest)
 
-    def __getitem__(self, index: int) -> HostBatch:
-        """Makes batch number ``index`` of the stage; its features stay in their files."""
-        samples, undecodable = self._readable(index)
-        batch = self.collate_samples(index, samples)
-        self._read_ahead(batch)
-        return dataclasses.replace(batch, undecodable=undecodable) if undecodable else batch
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Returns the columns of the regions table that are read in addition to the boxes."""
+        return list_columns(self.stage.feeding, global_features=self.global_features)
+
+    @cached_property
+    def order(self) -> PairOrder | AlternatingOrder:
+        """Returns the order in which the stage visits its pairs."""
+        rows = stage_rows(self.table, self.stage, self.splits)
+        turns = [group for group in self.in_turns(rows) if len(group)]
+        return order_pairs(
+            self.table,
+            turns if len(turns) > 1 else [rows],
+            self.stage,
+            number=self.stage_number,
+            seed=self.seed,
+            size=self.size,
+            parts=self.parts,
+        )
+
+    def in_turns(self, rows: Ids) -> Sequence[Ids]:
+        """Returns the groups of rows that steps alternate between; one, unless a subclass has
+        more.
+        """
+        return (rows,)
+
+    @cached_property
+    def pairs(self) -> StagePairs:
+        """Returns the stage's pairs, from which negatives are sampled."""
+        visited = np.zeros(len(self.table), dtype=np.bool_)
+        visited[self.order.rows] = True
+        return StagePairs(table=self.table, visited=visited)
+
+    def draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
+        """Returns random numbers for each visit."""
+        keys = self.table.pair_keys[[visit.row for visit in visits]]
+        epochs = [visit.epoch + visit.repeat * ROUND_EPOCH for visit in visits]
+        return streams(self.seed, stage, epochs, keys)
 
     @abstractmethod
     def make_samples(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
@@ -165,29 +129,37 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
     def collate_samples(self, index: int, samples: list[Sample]) -> HostBatch:
         """Collates batch ``index`` of these samples, which its visits produced."""
 
-    def _readable(self, index: int) -> tuple[list[Sample], tuple[Undecodable, ...]]:
-        """Returns the samples of batch ``index``; other samples replace undecodable ones.
-
-        The replacements depend only on the order and the images, for any number of workers and in a
-        resumed run. Raises InputError if the ``tolerance`` is exceeded, and if no decodable image
-        remains.
-        """
+    def __getitem__(self, index: int) -> HostBatch:
+        """Makes batch number ``index`` of the stage; its features stay in their files."""
         samples, undecodable = list[Sample](), list[Undecodable]()
         for slot, rows in enumerate(self.make_samples(self.order.batch(index))):
-            spares = self.order.spares(index, slot, self._parts)
-            while isinstance(rows, Undecodable):
-                undecodable.append(rows)
-                if self.tolerance is not None:
-                    self.tolerance.check({fault.image_id: None for fault in undecodable})
-                spare = next(spares, None)
-                if spare is None:
-                    raise InputError(
-                        f"--images: no image of stage {self.stage.name} can be decoded "
-                        f"({rows.image_id}: {rows.why}); give other images"
-                    )
-                (rows,) = self.make_samples([spare])
+            if isinstance(rows, Undecodable):
+                rows = self._replace(rows, index, slot, undecodable)
             samples += rows
-        return samples, tuple(undecodable)
+        batch = self.collate_samples(index, samples)
+        return dataclasses.replace(batch, undecodable=tuple(undecodable)) if undecodable else batch
+
+    def _replace(
+        self, rows: Rows | Undecodable, index: int, slot: int, undecodable: list[Undecodable]
+    ) -> Rows:
+        """Returns other samples for an undecodable image, which it adds to ``undecodable``.
+
+        They depend only on the order and the images, for any number of workers and in a resumed
+        run. Raises InputError if the ``tolerance`` is exceeded, and if no decodable image remains.
+        """
+        spares = self.order.spares(index, slot, self.parts)
+        while isinstance(rows, Undecodable):
+            undecodable.append(rows)
+            if self.tolerance is not None:
+                self.tolerance.check({fault.image_id: None for fault in undecodable})
+            spare = next(spares, None)
+            if spare is None:
+                raise InputError(
+                    f"--images: no image of stage {self.stage.name} can be decoded "
+                    f"({rows.image_id}: {rows.why}); give other images"
+                )
+            (rows,) = self.make_samples([spare])
+        return rows
 
     def assembled(self, index: int) -> HostBatch:
         """Makes batch number ``index`` with its features.
@@ -197,63 +169,42 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         """
         return read_features(self[index], self.regions).require_finite()
 
-    def _num_classes(self) -> int | None:
-        about = {} if self.regions is None else self.regions.arrays.get("class_probs", {})
-        return about.get("of")
-
-    def _read_ahead(self, batch: HostBatch) -> None:
-        """Makes the system read the features ahead while this and other batches are planned.
-
-        Only in worker processes: elsewhere the features are read immediately.
-        """
-        if self.regions is not None and get_worker_info() is not None:
-            for part in (part for stored in batch.stored for part in stored.parts):
-                if part.location is not None:
-                    self.regions.read_ahead(*part.location)
-
     def imaged(
         self, sample: Sample, row: int, draws: Uniforms, *, second: bool = False
     ) -> Sample | Undecodable:
         """Returns a text with the image of a row of the table, or with the ``second`` one; an
         `Undecodable` if it cannot be decoded.
         """
-        row_number, image_id = self._find_image(row, second=second)
-        kind = self.stage.feeding.kind
-        text, regions, pixels, image = sample.text, None, Arrays(), None
+        table, feeding = self.table, self.stage.feeding
+        row_number, image_id = int(table.image_rows[row]), table.image_id(row)
+        if second:
+            row_number = table.value("second_row", row)
+            image_id = table.value("second_image_id", row)
+        text, regions, pixels = sample.text, None, Arrays()
         try:
-            if kind == "picture-regions":
-                image = self._image(row)
-            if image is not None and self.stage.feeding.boxes == "examples":
-                regions = self._example_regions(row, image.size, draws)
-            elif kind in ("regions", "picture-regions"):
+            if feeding.kind == "regions":
                 regions = self._regions(row_number, draws)
-            if regions is not None:
-                text, regions = fit_together(text, regions, self.stage.feeding)
-            if image is not None and regions is not None:
+                text, regions = fit_together(text, regions, feeding)
+            elif feeding.kind == "picture-regions":
+                image = self._decode(image_id)
+                if feeding.boxes == "examples":
+                    regions = self._example_regions(row, image.size, draws)
+                else:
+                    regions = self._regions(row_number, draws)
+                text, regions = fit_together(text, regions, feeding)
                 pixels = self._boxed(image, regions)
-            elif kind in ("pixels", "pictures"):
+            elif feeding.kind in ("pixels", "pictures"):
                 pixels = self._pixels(row_number, image_id, draws)
         except UndecodableImage as error:
             return Undecodable(
-                pair_id=self.table.pair_id(row),
+                pair_id=table.pair_id(row),
                 image_id=error.image_id,
                 reason=error.cause.reason,
                 why=error.cause.detail,
             )
         return dataclasses.replace(
-            sample,
-            text=text,
-            regions=regions,
-            pixels=pixels,
-            image_key=self.table.image_key(row),
+            sample, text=text, regions=regions, pixels=pixels, image_key=table.image_key(row)
         )
-
-    def _find_image(self, row: int, *, second: bool) -> tuple[int, str]:
-        """Returns the row number of a row's image, and its id."""
-        if second:
-            get_value = self.table.value
-            return get_value("second_row", row), get_value("second_image_id", row)
-        return int(self.table.image_rows[row]), self.table.image_id(row)
 
     @abstractmethod
     def _regions(self, row_number: int, draws: Uniforms) -> SampledRegions:
@@ -271,10 +222,9 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         assert self.images is not None
         return Join(self.images.index, asking=self.asking, holding="--images")
 
-    def _image(self, row: int) -> Image.Image:
-        """Returns the image of a row, RGB and upright. Raises UndecodableImage."""
+    def _decode(self, image_id: str) -> Image.Image:
+        """Returns an image of the stage, RGB and upright. Raises UndecodableImage."""
         assert self.images is not None
-        image_id = self.table.image_id(row)
         (row_number,) = self._join.find([image_id])
         return decode(self.images.read_bytes(int(row_number)), image_id)
 
@@ -288,5 +238,5 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         pixels, small = training_images(content, image_id, draws, feeding)
         if small is None:
             return {"pixels": pixels}
-        mask = self._block_masking.draw(draws)
+        mask = BlockMasking.for_grid(feeding.image_size // PATCH_SIZE).draw(draws)
         return {"pixels": pixels, "token_pixels": small, "patch_mask": mask}

@@ -145,16 +145,6 @@ def seed_dropout(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def second_pass(cached: CachedContrast | None, device: torch.device) -> Iterator[None]:
-    """Repeats the random numbers of a part's first pass, if it had one."""
-    if cached is None:
-        yield
-        return
-    with seed_dropout(cached.seed, device):
-        yield
-
-
 def _excluded(
     parts: Sequence[HostBatch], step: StepContrast, device: torch.device
 ) -> Bool[Tensor, "C C"] | None:

@@ -8,6 +8,7 @@ alone, so that means of parts can be weighted to the mean of the whole.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -37,6 +38,7 @@ from vlmill.train.objectives.negatives import Draw, draw_negatives
 from vlmill.train.settings.parts import Objectives
 
 
+@cache
 def list_weighted(weights: Objectives) -> tuple[str, ...]:
     """Names the objectives with a weight above 0."""
     return tuple(field.name for field in fields(weights) if getattr(weights, field.name))

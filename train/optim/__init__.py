@@ -1,5 +1,5 @@
 """Builds the optimisers that update weights.
 
-Reading order: ``groups`` (which parameters decay), ``freezing`` (which keep their values),
-``adam``, ``schedule`` and ``average``.
+Reading order: ``groups`` (which parameters are trained, and which decay), ``adam``, ``schedule``
+and ``average``.
 """

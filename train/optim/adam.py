@@ -65,47 +65,32 @@ def clip_each_(
     but PyTorch launches a kernel for each gradient: 388 in ViLBERT's step.
     """
     if isinstance(norms, Tensor):
-        _clip_on_device_(gradients, joins, norms, largest)
-        return
-    # In float32, as the gradients' device would compute them.
-    known = np.array(norms, dtype=np.float32) + np.float32(1e-6)
-    factors = np.minimum(np.float32(largest) / known, np.float32(1.0)).tolist()
-    scaled, numbers, first = [], [], 0
+        # Not largest / (...), which multiplies by a reciprocal.
+        on_device = (torch.full_like(norms, largest) / (norms + 1e-6)).clamp(max=1.0)
+        factors: Sequence[Any] = on_device.unbind()
+    else:
+        # In float32, as the gradients' device would compute them.
+        known = np.array(norms, dtype=np.float32) + np.float32(1e-6)
+        factors = np.minimum(np.float32(largest) / known, np.float32(1.0)).tolist()
+    scaled, numbers, end = list[Tensor](), list[Any](), 0
     for gradient, count in zip(gradients, joins, strict=True):
-        own = factors[first : first + count]
-        first += count
-        if min(own) >= 1.0:
+        start, end = end, end + count
+        own = factors[start:end]
+        if not isinstance(norms, Tensor) and min(own) >= 1.0:
             continue
         if isinstance(gradient, DTensor):
             rows = torch.tensor(own).repeat_interleave(
                 len(gradient) // count if gradient.ndim else 1
             )
             gradient.mul_(laid_out_like(rows.view(-1, *[1] * (gradient.ndim - 1)), gradient))
-            continue
-        for part, factor in zip(_parts(gradient, count), own, strict=True):
-            if not factor >= 1.0:
-                scaled.append(part)
-                numbers.append(factor)
+        elif isinstance(norms, Tensor) and count > 1:
+            scaled.append(gradient.view(count, -1))
+            numbers.append(on_device[start:end, None])
+        else:
+            scaled += _parts(gradient, count)
+            numbers += own
     if scaled:
         scale_(scaled, numbers)
-
-
-def _clip_on_device_(
-    gradients: Sequence[Tensor], joins: Sequence[int], norms: Float[Tensor, " P"], largest: float
-) -> None:
-    # Not largest / (...), which multiplies by a reciprocal.
-    factors = (torch.full_like(norms, largest) / (norms + 1e-6)).clamp(max=1.0)
-    singles, rows, first = factors.unbind(), [], 0
-    numbers = []
-    for gradient, count in zip(gradients, joins, strict=True):
-        if count == 1:
-            rows.append(gradient)
-            numbers.append(singles[first])
-        else:
-            rows.append(gradient.view(count, -1))
-            numbers.append(factors[first : first + count, None])
-        first += count
-    scale_(rows, numbers)
 
 
 class _Adam(Optimizer):

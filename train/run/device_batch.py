@@ -12,7 +12,8 @@ import torch
 
 from vlmill.runtime.console.command import is_about_memory, print_status
 from vlmill.schemas.errors import InputError
-from vlmill.train.run.loop import StageRun, Training, part_losses, shares_of_labels
+from vlmill.train.run.loop import StageRun
+from vlmill.train.run.step import Training, part_losses, shares_of_labels
 
 DeviceBatch = int | Literal["auto"]
 MEMORY_SHARE = 0.9  # of the free memory, which a part of longer rows than the tried ones may exceed

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from vlmill.train.loading.undecodable import Tolerance
-from vlmill.train.run.loop import CountLabels, Explain, StageRun, StepPart
+from vlmill.train.run.loop import StageRun
+from vlmill.train.run.step import CountLabels, Explain, StepPart
 from vlmill.train.run.updates import Update
 
 

@@ -1,68 +1,15 @@
-"""Runs the training loop."""
+"""Runs the training loop over the steps of a stage."""
 
-import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Generic
 
-import torch
-from accelerate import Accelerator
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
-
-from vlmill.models.inputs import copy_to_device
 from vlmill.runtime.console.log import Log
 from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.train.devices.casts import WeightCasts
-from vlmill.train.devices.memory import peak_memory
-from vlmill.train.devices.setup import sync_gradients, unwrap_step
-from vlmill.train.devices.throughput import Throughput
-from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.objectives.cached_contrast import CachedContrast, cache_contrast, second_pass
-from vlmill.train.objectives.negatives import negative_numbers
-from vlmill.train.run.ahead import StepInputs, Uploads, start_reading
-from vlmill.train.run.diverged import explain_divergence
-from vlmill.train.run.graphs import StepGraph
-from vlmill.train.run.updates import Update
-
-SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
-
-CountLabels = Callable[[Any], Mapping[str, int]]  # of a part
-Explain = Callable[[int, Mapping[str, float], float, Sequence[Any], nn.Module, Accelerator], str]
-
-
-class StepPart(Protocol):
-    """Holds a part of a step in host memory: `HostBatch`, or a detector's."""
-
-    @property
-    def pair_ids(self) -> tuple[str, ...]:
-        """Returns the ids of its rows."""
-        ...
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Returns the source of each row, or nothing."""
-        ...
-
-    @property
-    def undecodable(self) -> tuple[Undecodable, ...]:
-        """Returns the images that others have replaced, or that are missing."""
-        ...
-
-    def to(self, device: torch.device | str) -> Any:
-        """Returns the part as the step's module takes it."""
-        ...
-
-
-class NonFiniteLoss(ArithmeticError):
-    """Raised for a NaN or infinite loss or gradient; the message names the step, and the images,
-    weights or losses that are not finite.
-    """
+from vlmill.train.devices.throughput import Throughput, peak_memory
+from vlmill.train.run.step import PartT, StepPart, Training, Uploads, train_step
 
 
 class Stopped(Exception):
@@ -96,82 +43,44 @@ class StageRun:
         return self.offset + self.steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Holds the module and its update: ``step_module`` is a wrapped step (`PretrainingStep`, a
-    task's, a detector's), ``update`` updates its weights.
+class StepInputs(Generic[PartT]):
+    """Takes the ``count`` parts of each step from ``parts``; ``seconds`` is the time it waited.
 
-    ``count_labels`` counts the labels of a batch for each of its losses, in their order. ``seed``
-    is the seed of the negatives that VLMo samples by its contrast. ``sources`` are the sources
-    whose pairs are counted. ``casts`` are applied around each step's forward and backward passes;
-    None: autocast casts weights where they are used. ``graph`` computes steps of one part instead.
-    With ``uploads`` the update and the next step's copies are queued before the host reads the
-    numbers of a step. ``explain`` writes the message of a step that is not finite.
+    With ``uploads`` it can fetch a step's parts while the device computes the previous step.
     """
 
-    step_module: nn.Module
-    count_labels: CountLabels
-    update: Update
-    accelerator: Accelerator
-    seed: int
-    sources: tuple[str, ...] = ()
-    casts: WeightCasts | None = None
-    graph: StepGraph | None = None
-    uploads: Uploads[Any] | None = None
-    explain: Explain = explain_divergence
+    def __init__(
+        self, parts: Iterator[PartT], count: int, uploads: Uploads[PartT] | None = None
+    ) -> None:
+        self._parts, self._count, self._uploads = parts, count, uploads
+        self._fetched: list[PartT] | Exception | None = None
+        self.seconds = 0.0
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """Returns the optimiser."""
-        return self.update.optimizer
+    def fetch(self) -> None:
+        """Takes the parts of the next step, if there is one, and starts to copy the first. An error
+        is raised when that step takes its parts.
+        """
+        try:
+            self._fetched = self._next()
+        except Exception as error:
+            self._fetched = error
+            return
+        if self._uploads is not None:
+            self._uploads.start(self._fetched[0])
 
-    def cast_weights(self) -> AbstractContextManager[None]:
-        """Returns the context of a step's forward and backward passes."""
-        return nullcontext() if self.casts is None else self.casts.applied()
+    def take(self) -> list[PartT]:
+        """Returns the parts of the next step."""
+        fetched, self._fetched = self._fetched, None
+        if isinstance(fetched, Exception):
+            raise fetched
+        return self._next() if fetched is None else fetched
 
-    def copy(self, part: Any) -> Any:
-        """Copies a part to the device, as the graph takes it if there is one."""
-        if self.graph is not None:
-            return self.graph.prepare(part)
-        return part.to(self.accelerator.device)
-
-    def take(self, part: Any) -> Any:
-        """Returns the part's copy on the device, which may have been started before."""
-        return self.copy(part) if self.uploads is None else self.uploads.take(part)
-
-    def compute(self, batch: Any, shares: Tensor, *more: Any) -> dict[str, Tensor]:
-        """Computes the gradients of a part of a step; returns ``loss`` and each of the losses."""
-        accelerator = self.accelerator
-        with accelerator.autocast():
-            loss, losses = self.step_module(batch, shares, *more)
-            # Gradients of processes are averaged; the shares of all add up to the loss.
-            accelerator.backward(loss * accelerator.num_processes)
-        return {name: value.detach() for name, value in {"loss": loss, **losses}.items()}
-
-
-def with_graph(training: Training) -> Training:
-    """Returns the training whose steps are replayed as CUDA graphs (`StepGraph`)."""
-
-    def compute(batch: Any, shares: Tensor) -> dict[str, Tensor]:
-        with training.cast_weights():
-            return training.compute(batch, shares)
-
-    parameters = [p for p in training.step_module.parameters() if p.requires_grad]
-    graph = StepGraph(compute, parameters, training.accelerator.device)
-    return replace(training, graph=graph)
-
-
-def with_uploads(training: Training) -> Training:
-    """Returns the training that queues work ahead of the host (`vlmill.train.run.ahead`).
-
-    Returns it unchanged where float16's scaler decides on updates, for sharded weights, and for an
-    optimizer that cannot skip a step on the device.
-    """
-    accelerator = training.accelerator
-    is_sharded = any(isinstance(p, DTensor) for p in training.step_module.parameters())
-    if accelerator.scaler is not None or is_sharded or not training.update.skips_on_device:
-        return training
-    return replace(training, uploads=Uploads(training.copy, accelerator.device))
+    def _next(self) -> list[PartT]:
+        started = time.perf_counter()
+        try:
+            return [next(self._parts) for _ in range(self._count)]
+        finally:
+            self.seconds += time.perf_counter() - started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,16 +89,16 @@ class Events:
 
     ``after_step`` follows every update (the moving average). ``validate`` measures the held-out
     pairs, and ``enough`` returns whether the stage ends because they have not improved for as long
-    as the recipe waits. ``reject`` takes the parts of a step, or the error that prevented them, and
-    returns the number of undecodable images that the run has met. ``stopping`` returns whether to
-    save and stop.
+    as the recipe waits. ``save`` gets the metrics that the step has measured. ``reject`` takes the
+    parts of a step, or the error that prevented them, and returns the number of undecodable images
+    that the run has met. ``stopping`` returns whether to save and stop.
     """
 
     log: Log
     progress: Progress
     throughput: Throughput
     log_every: int
-    save: Callable[[int], None]
+    save: Callable[[int, Mapping[str, float]], None]
     save_every: int
     after_step: Callable[[], None]
     validate: Callable[[int], dict[str, float]]
@@ -197,10 +106,6 @@ class Events:
     enough: Callable[[], bool]
     reject: Callable[[int, Sequence[StepPart] | InputError], int]
     stopping: Callable[[], bool]
-
-    def validates_at(self, step: int, *, last: bool) -> bool:
-        """Returns whether the held-out pairs are measured after this step."""
-        return bool(self.validate_every) and (last or step % self.validate_every == 0)
 
 
 def run_stage(
@@ -218,17 +123,19 @@ def run_stage(
         step = run.offset + within
         rate = training.update.set_rate(within)
         parts, undecodable = next_parts(step, inputs, events)
-        events.throughput.count(parts)
+        if within == done + 1:
+            events.throughput.count(parts)
         numbers = train_step(step, parts, training, inputs.fetch)
         events.after_step()
         line: dict[str, object] = {"step": step, "stage": stage.name, **numbers, "lr": rate}
         if undecodable:
             line["undecodable_pictures"] = undecodable
-        measured = events.validates_at(step, last=within == run.steps)
-        if measured:
-            line |= events.validate(step)
+        last, every, measured = within == run.steps, events.validate_every, dict[str, float]()
+        if every and (last or step % every == 0):
+            measured = events.validate(step)
+            line |= measured
             training.step_module.train()
-        if step % events.log_every == 0 or within in (1, run.steps) or measured:
+        if step % events.log_every == 0 or within == 1 or last or measured:
             now = time.perf_counter()
             speed = (step - logged) * stage.batch_size / (now - clock)
             line |= {"samples_per_second": round(speed, 2)}
@@ -240,11 +147,12 @@ def run_stage(
             events.progress.advance(0, speed=f"{speed:.1f} samples/s")
         events.progress.advance(1, loss=f"{numbers['loss']:.3f}")
         stopping = events.stopping()
-        if step % events.save_every == 0 or within == run.steps or measured or stopping:
-            events.save(step)
+        if step % events.save_every == 0 or last or measured or stopping:
+            events.log.flush()
+            events.save(step, measured)
         if measured and events.enough():
             return
-        if stopping and within < run.steps:
+        if stopping and not last:
             raise Stopped
 
 
@@ -261,108 +169,3 @@ def next_parts(
         events.reject(step, error)
         raise
     return parts, events.reject(step, parts)
-
-
-def train_step(
-    step: int,
-    parts: Sequence[StepPart],
-    training: Training,
-    fetch_next: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """Updates the weights once from the losses of ``parts`` of all processes.
-
-    With ``training.uploads`` it calls ``fetch_next`` before it waits for the device.
-
-    Returns ``loss`` and ``loss/NAME`` for each of the step's losses, each the mean over the labels
-    of the whole step, the ``gradient_norm`` from before it is clipped (where float16 skips the
-    step, none), and with ``pairs/SOURCE`` how many rows of the step are of each source. Raises
-    NonFiniteLoss, with the weights unchanged.
-    """
-    accelerator, module = training.accelerator, training.step_module
-    shares = shares_of_labels(parts, training.count_labels, accelerator)
-    sums: dict[str, Tensor] = {}
-    for losses_of_part in part_losses(step, parts, shares, training):
-        for name, value in losses_of_part.items():
-            sums[name] = sums.get(name, torch.zeros_like(value)) + value
-    norms = training.update.clip(accelerator)
-    losses = torch.stack([value.float() for value in sums.values()])
-    source_counts = Counter(source for part in parts for source in part.sources)
-    counts = torch.tensor([float(source_counts[source]) for source in training.sources])
-    values = torch.cat([losses, copy_to_device(counts, accelerator.device)])
-    values = accelerator.reduce(values, reduction="sum")
-    numbers_there = torch.cat([values, norms])
-    read = numbers_there.tolist
-    if training.uploads is not None:
-        is_finite = values[0].isfinite() & norms[0].isfinite()  # the loss comes first
-        training.update.apply(norms[1:], found_inf=(~is_finite).float())
-        read = start_reading(numbers_there)
-        fetch_next()
-    numbers = read()  # the step's only wait for the device
-    totals, (norm, *piece_norms) = numbers[: len(values)], numbers[len(values) :]
-    loss_values = dict(zip(sums, totals[: len(sums)], strict=True))
-    if not math.isfinite(loss_values["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
-        raise NonFiniteLoss(training.explain(step, loss_values, norm, parts, module, accelerator))
-    if training.uploads is None:
-        training.update.apply(piece_norms)
-    line = {
-        "loss" if name == "loss" else f"loss/{name}": loss for name, loss in loss_values.items()
-    }
-    if math.isfinite(norm):
-        line["gradient_norm"] = norm
-    pairs = zip(training.sources, totals[len(sums) :], strict=True)
-    return line | {f"pairs/{source}": int(count) for source, count in pairs}
-
-
-def part_losses(
-    step: int, parts: Sequence[Any], shares: Sequence[Tensor], training: Training
-) -> Iterator[dict[str, Tensor]]:
-    """Yields ``loss`` and each of the step's losses of every part, after its backward pass."""
-    accelerator, module = training.accelerator, training.step_module
-    if training.graph is not None:
-        (part,), (part_shares,) = parts, shares
-        yield training.graph(training.take(part), part_shares)
-        return
-    drawn = [
-        negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
-        for number, part in enumerate(parts)
-    ]
-    with training.cast_weights():
-        caches: list[CachedContrast | None] = [None] * len(parts)
-        if (contrast := unwrap_step(module).contrast) is not None:
-            caches = cache_contrast(module, parts, contrast, drawn, accelerator)
-        for number, part in enumerate(parts):
-            cached, last = caches[number], number == len(parts) - 1
-            with (
-                sync_gradients(module, accelerator, last=last),
-                second_pass(cached, accelerator.device),
-            ):
-                batch = training.take(part)
-                yield training.compute(batch, shares[number], drawn[number], cached)
-
-
-def _scale_falls(accelerator: Accelerator) -> bool:
-    """Returns whether the scaler handles a norm that is not finite: float16's range was passed, so
-    it skips the step and halves its scale, unless that is tiny already.
-    """
-    scaler = accelerator.scaler
-    return scaler is not None and scaler.get_scale() >= SMALLEST_SCALE
-
-
-def shares_of_labels(
-    parts: Sequence[StepPart], count_labels: CountLabels, accelerator: Accelerator
-) -> list[Tensor]:
-    """Returns each part's share of the labels of all parts of all processes.
-
-    One for each loss that ``count_labels`` names, float32, on the device. Means of parts with these
-    shares add up to the mean of the whole, however it is cut.
-    """
-    counts = torch.tensor(
-        [list(count_labels(part).values()) for part in parts], dtype=torch.float64
-    )
-    totals = counts.sum(0)
-    if accelerator.num_processes > 1:
-        # float32 on purpose: some backends have no float64, and labels of a step are few.
-        local_totals = copy_to_device(totals.float(), accelerator.device)
-        totals = accelerator.reduce(local_totals, reduction="sum").double().cpu()
-    shares = (counts / totals.clamp(min=1.0)).float()
-    return list(copy_to_device(shares, accelerator.device))

@@ -22,22 +22,22 @@ from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.loader import batch_loader
+from vlmill.train.loading.order import stage_rows, text_rows
 from vlmill.train.loading.stage_batches import StageBatches
 from vlmill.train.loading.store.pairs import get_flag
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance
-from vlmill.train.loading.visited_pairs import stage_rows, text_rows
 from vlmill.train.optim.groups import make_optimizer, names_from_bert, settings_of_start
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes import RunSettings
 from vlmill.train.recipes.describe import step_bytes
-from vlmill.train.run.diverged import explain_divergence
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Criterion
-from vlmill.train.run.loop import CountLabels, StageRun
+from vlmill.train.run.loop import StageRun
 from vlmill.train.run.runner import Runner, RunSetup
 from vlmill.train.run.saving import HELD_OUT, PREPARED, SavedRun, Saving
+from vlmill.train.run.step import CountLabels, explain_divergence
 from vlmill.train.run.updates import Update, clip_whole
 from vlmill.train.run.validation import as_measured
 

@@ -9,9 +9,9 @@ from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.mixture import collect_source_pairs
+from vlmill.train.loading.order import stage_rows, text_rows
 from vlmill.train.loading.store.splits import SplitPlan, Splits
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.visited_pairs import stage_rows, text_rows
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes import RunSettings, TrainingStage
 from vlmill.train.run.loop import StageRun

@@ -24,7 +24,8 @@ from vlmill.train.objectives.negatives import draw_negatives, make_draw
 from vlmill.train.objectives.pretraining import NamedLosses, Options, label_counts, list_weighted
 from vlmill.train.recipes import get_training
 from vlmill.train.run.learning import Criterion
-from vlmill.train.run.loop import CountLabels, StageRun
+from vlmill.train.run.loop import StageRun
+from vlmill.train.run.step import CountLabels
 from vlmill.train.run.validation import held_out_losses
 from vlmill.train.settings.parts import Objectives
 from vlmill.train.settings.spec import Stage

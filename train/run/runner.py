@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.console.stopping import StopRequest, reduce_flags
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.state import num_processes, restore_training_state
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.setup import (
     COMPUTED_IN,
@@ -32,13 +32,13 @@ from vlmill.train.devices.setup import (
 )
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage
-from vlmill.train.optim.freezing import require_parts
-from vlmill.train.optim.groups import is_trained
+from vlmill.train.optim.groups import is_trained, require_parts
 from vlmill.train.run.device_batch import divide_stage, name_remedy, try_step
 from vlmill.train.run.learning import Learning
-from vlmill.train.run.loop import Events, StageRun, Training, run_stage, with_graph, with_uploads
+from vlmill.train.run.loop import Events, StageRun, run_stage
 from vlmill.train.run.rejecting import RejectCollector
-from vlmill.train.run.snapshot import Checkpoints, Snapshot
+from vlmill.train.run.snapshot import Checkpoints, Snapshot, num_processes, restore_training_state
+from vlmill.train.run.step import Training, with_graph, with_uploads
 
 LOG = "log.jsonl"
 C = TypeVar("C", bound=Checkpoints)
@@ -167,7 +167,7 @@ class Runner(Generic[L, C]):
             StopRequest(partial(reduce_flags, self.accelerator)) as stop,
         ):
             if total == 0 and self.resumed is None:
-                self.saving.save(self.snapshot(self.stages[0], 0))
+                self.save(self.stages[0], 0)
             for run in self.stages:
                 if run.steps:
                     self.saving.begin(run)
@@ -207,19 +207,10 @@ class Runner(Generic[L, C]):
                 rate = training.update.rate(done + 1)
                 print_status(f"stage {run.stage.name}: learning rate {rate:.3g} at step {done + 1}")
         run = self.divide(run, training, done)
-        values: list[float] = []  # of validation, at the current step
 
-        def validate(step: int) -> dict[str, float]:
-            numbers = self.validate(run, step, training.step_module)
-            values.append(self.learning.criterion.get_value(numbers))
-            self.measured.append((run.stage.name, values[0]))
-            return numbers
-
-        def save(step: int) -> None:
-            log.flush()
-            measured = values.pop() if values else None
-            self.done = step
-            self.saving.save(self.snapshot(run, step, training.optimizer, measured))
+        def save(step: int, numbers: Mapping[str, float]) -> None:
+            measured = self.learning.criterion.get_value(numbers) if numbers else None
+            self.save(run, step, training.optimizer, measured)
 
         events = Events(
             log=log,
@@ -229,7 +220,7 @@ class Runner(Generic[L, C]):
             save=save,
             save_every=self.options.save_every,
             after_step=self.after_step,
-            validate=validate,
+            validate=lambda step: self.validate(run, step, training.step_module),
             validate_every=self.learning.validates_every(run),
             enough=partial(self.enough, run),
             reject=self.noting(run),
@@ -278,22 +269,23 @@ class Runner(Generic[L, C]):
             accelerator=accelerator,
             seed=options.seed,
             sources=run.sources,
-            casts=self._make_casts(module),
+            cast_weights=self._make_casts(module),
             explain=self.learning.explain,
         )
         training = with_graph(training) if options.cuda_graph else training
         return with_uploads(training) if options.run_ahead else training
 
-    def _make_casts(self, module: nn.Module) -> WeightCasts | None:
-        """Returns the casts of a step's weights, where one process trains in half precision.
+    def _make_casts(self, module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+        """Returns the context that casts a step's weights, where one process trains in half
+        precision.
 
         Several processes add gradients up while others are still computed: there each weight is
         cast where it is used. So it is where the whole step is compiled.
         """
         dtype = COMPUTED_IN.get(self.options.precision)
         if dtype is None or self.accelerator.num_processes > 1 or self.options.compile is True:
-            return None
-        return WeightCasts(module, dtype)
+            return contextlib.nullcontext
+        return WeightCasts(module, dtype).applied
 
     def throughput(self, run: StageRun) -> Throughput:
         """Returns a counter of a step's products, for the copy of the model without values."""
@@ -315,25 +307,29 @@ class Runner(Generic[L, C]):
 
     def validate(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
         """Measures the held-out examples by the averaged weights where there is an average."""
-        average, model = self.average, self.model
-        with contextlib.nullcontext() if average is None else average.applied(model):
-            return self.learning.measure(run, step, module)
+        average = self.average
+        with contextlib.nullcontext() if average is None else average.applied(self.model):
+            numbers = self.learning.measure(run, step, module)
+        self.measured.append((run.stage.name, self.learning.criterion.get_value(numbers)))
+        return numbers
 
     def enough(self, run: StageRun) -> bool:
         """Returns whether the stage's validations have not improved for as long as it may wait."""
         patience, rank = self.options.patience, self.learning.criterion.rank
         ranks = [rank(value) for stage, value in self.measured if stage == run.stage.name]
-        return bool(patience) and len(ranks) - _first_best(ranks) >= patience
+        since_best = len(ranks) - 1 - ranks.index(min(ranks)) if ranks else 0
+        return bool(patience) and since_best >= patience
 
-    def snapshot(
+    def save(
         self,
         run: StageRun,
         step: int,
         optimizer: torch.optim.Optimizer | None = None,
         measured: float | None = None,
-    ) -> Snapshot:
-        """Returns the run as a snapshot for a checkpoint."""
-        return Snapshot(
+    ) -> None:
+        """Writes a checkpoint of the run after ``step``; ``measured`` as in `Snapshot`."""
+        self.done = step
+        snapshot = Snapshot(
             run=run,
             step=step,
             model=self.model,
@@ -341,8 +337,4 @@ class Runner(Generic[L, C]):
             optimizer=optimizer,
             measured=measured,
         )
-
-
-def _first_best(ranks: Sequence[float]) -> int:
-    """Returns the number, from 1, of the first of the lowest; 0 if empty."""
-    return ranks.index(min(ranks)) + 1 if ranks else 0
+        self.saving.save(snapshot)

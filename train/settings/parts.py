@@ -101,11 +101,6 @@ class Feeding:
         return self.has_regions and self.boxes != "examples"
 
     @property
-    def reads_features(self) -> bool:
-        """Returns whether stored features are read; from pixels the model computes its features."""
-        return self.kind == "regions"
-
-    @property
     def reads_images(self) -> bool:
         """Returns whether the table of images is read."""
         return self.kind in ("pixels", "pictures", "picture-regions")

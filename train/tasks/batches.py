@@ -13,18 +13,22 @@ from vlmill.runtime.readers.region_rows import RegionRow
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
-from vlmill.train.loading.feature_store import unread_features
 from vlmill.train.loading.images.boxed import hidden_image
 from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.joined_regions import joined_regions
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
-from vlmill.train.loading.order import Visit
+from vlmill.train.loading.order import Visit, stage_rows
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import Sample, SampledRegions, placed_boxes, take_regions
+from vlmill.train.loading.sample import (
+    Sample,
+    SampledRegions,
+    placed_boxes,
+    take_regions,
+    unread_features,
+)
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.loading.visited_pairs import stage_rows
 from vlmill.train.tasks.task import LearntTask
 
 NOBODY: Ids = np.empty(0, dtype=np.int64)
@@ -48,7 +52,7 @@ class TaskBatches(StageBatches):
 
     def make_samples(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """Returns the samples of each visit, as the task builds them."""
-        visit_draws = self._draws(visits, self.stage_number)
+        visit_draws = self.draws(visits, self.stage_number)
         return [
             self.task.samples(self, visit, draws)
             for visit, draws in zip(visits, visit_draws, strict=True)
@@ -126,7 +130,7 @@ class TaskBatches(StageBatches):
             )
         else:
             table = self.regions.locate_row(image_row)
-            regions = take_regions(*table, feeding, self._columns, mirrored=mirrored)
+            regions = take_regions(*table, feeding, self.columns, mirrored=mirrored)
         return self.task.hide_regions(regions) if self.blind else regions
 
     def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:

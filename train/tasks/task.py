@@ -19,6 +19,7 @@ from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
+from vlmill.train.loading.pairing import StagePairs
 from vlmill.train.loading.random import Uniforms, permutation
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.stage_batches import Rows
@@ -26,7 +27,6 @@ from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.loading.visited_pairs import StagePairs
 from vlmill.train.objectives.cached_contrast import StepContrast
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe

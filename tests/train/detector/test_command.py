@@ -19,6 +19,7 @@ from vlmill.train.detector.command import read_settings
 from vlmill.train.detector.run import warn_about_sizes
 from vlmill.train.detector.settings import RECIPES, find_recipe
 from vlmill.train.run import loop
+from vlmill.train.run.step import train_step
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +118,11 @@ def test_a_run_in_a_store_goes_on_elsewhere(
     upload_folder(shapes, f"{bucket}/in")
     tables = ["--boxes", f"{bucket}/in", "--images", f"{bucket}/in"]
     command = ["train", *tables, "--output", f"{bucket}/detector", "--recipe", "small", *TINY]
-    real = loop.train_step
 
     def killed(step: int, *rest: Any) -> dict[str, float]:
         if step == 4:
             raise Killed
-        return real(step, *rest)
+        return train_step(step, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(loop, "train_step", killed)

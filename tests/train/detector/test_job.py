@@ -27,6 +27,7 @@ from vlmill.train.detector.command import read_settings
 from vlmill.train.detector.examples import require_whole
 from vlmill.train.devices import setup
 from vlmill.train.run import loop, runner
+from vlmill.train.run.step import train_step
 
 TINY = (
     *("detector.stem_channels=4", "detector.res2_channels=8", "detector.res2_width=2"),
@@ -275,12 +276,11 @@ def test_a_killed_run_still_knows_what_it_could_not_use(
     write_shard(folder, IMAGES, rows)
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(output)]
     command = ["train", *tables, "recipe=small", *TINY, "validation_split=none"]
-    real = loop.train_step
 
     def killed(step: int, *rest: Any) -> dict[str, float]:
         if step == 4:
             raise KeyboardInterrupt
-        return real(step, *rest)
+        return train_step(step, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "train_step", killed)

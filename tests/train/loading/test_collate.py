@@ -13,14 +13,12 @@ from tests.train.loading.oracles import mean_after_masking, mean_of_unmasked, wi
 
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.train.loading.batch import Batch, HostBatch, full_image, not_finite
-from vlmill.train.loading.boxes import padded_locations
-from vlmill.train.loading.collate import collate
-from vlmill.train.loading.feature_store import StoredFeatures
+from vlmill.train.loading.batch import Batch, HostBatch, full_image
+from vlmill.train.loading.collate import collate, padded_locations
 from vlmill.train.loading.features import load_features
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
-from vlmill.train.loading.sample import Sample, SampledRegions
+from vlmill.train.loading.sample import Sample, SampledRegions, StoredFeatures
 from vlmill.train.recipes import Feeding
 
 
@@ -227,15 +225,18 @@ def test_images_that_are_not_finite_are_found(dtype: torch.dtype, value: float) 
     largest = min(torch.finfo(dtype).max, 9.9e9)  # the sum of such is above what is allowed
     features = torch.full((3, 4, 2), largest, dtype=dtype)
     boxes = torch.zeros(2, 4, 5)
-    assert not_finite(["a", "b"], features, boxes) == []
+    tensors = {"features": features, "region_locations": boxes}
+    batch = HostBatch(tensors=tensors, pair_ids=("p", "q", "r"), image_ids=("a", "b"))
+    assert batch.not_finite() == []
     features[2] = torch.tensor(value).to(dtype)  # a row without an image
-    assert not_finite(["a", "b"], features, boxes) == []
+    assert batch.not_finite() == []
     features[1, 3, 1] = torch.tensor(value).to(dtype)
-    assert not_finite(["a", "b"], features, boxes) == ["b"]
+    assert batch.not_finite() == ["b"]
     boxes[0, 0, 0] = value
-    assert not_finite(["a", "b"], features, boxes) == ["a", "b"]
-    assert not_finite(["a", "b"], features, boxes, quick=True) == ["a", "b"]
-    assert not_finite([], features[:0]) == not_finite(["a"], features[:1, :0]) == []
+    assert batch.not_finite() == batch.not_finite(quick=True) == ["a", "b"]
+    assert dataclasses.replace(batch, image_ids=()).not_finite() == []
+    tensors["features"], tensors["region_locations"] = features[:, :0], boxes[:, :0]
+    assert batch.not_finite() == []
 
 
 def test_boxes_beyond_the_image_are_cut_at_its_edge() -> None:

@@ -1,11 +1,15 @@
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmill.schemas.ids import key64
-from vlmill.train.loading.pairing import choose_pairing
+from vlmill.train.loading.pairing import StagePairs, choose_pairing
 from vlmill.train.loading.random import Uniforms, mix
+from vlmill.train.loading.store.table import SampleTable
 
 Ids = npt.NDArray[np.int64]
 
@@ -80,3 +84,13 @@ def test_keys_are_the_same_everywhere() -> None:
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_mixing_depends_on_which_is_which(text: int, image: int) -> None:
     assert (mix(text, image) == mix(image, text)) == (text == image)
+
+
+def test_hard_negatives_that_the_stage_does_not_visit_are_left_out() -> None:
+    table = SimpleNamespace(
+        matches=lambda text, image: text == image, hard_negatives=lambda row: np.array([3, 1, 2])
+    )
+    visited = np.array([True, True, False, True])
+    pairs = StagePairs(table=cast(SampleTable, table), visited=visited)
+    assert pairs.hard_negatives(0).tolist() == [3, 1]
+    assert pairs.matches(2, 2) and not pairs.matches(1, 2)

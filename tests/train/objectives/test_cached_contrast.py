@@ -18,8 +18,8 @@ from vlmill.train.objectives import contrast
 from vlmill.train.objectives.cached_contrast import seed_dropout, vectors_contrast
 from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.recipes import Objectives
-from vlmill.train.run.loop import Training, train_step
 from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.step import Training, train_step
 from vlmill.train.run.updates import Update, clip_whole
 from vlmill.train.tasks.finetuning.learning import TaskStep
 from vlmill.train.tasks.retrieval.dual import DualEncoder

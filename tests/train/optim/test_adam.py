@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vlmill.train.checkpoints.state import restore_training_state, training_state
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW, clip_each_, gradient_norms
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.optim.groups import Treatment, parameter_groups
+from vlmill.train.run.snapshot import restore_training_state, training_state
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=5), st.floats(0.1, 10))

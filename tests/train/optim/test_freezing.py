@@ -10,7 +10,7 @@ import torch
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
-from vlmill.train.optim.freezing import is_frozen, require_parts
+from vlmill.train.optim.groups import is_frozen, require_parts
 from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run.job import pretrain
 

@@ -10,10 +10,10 @@ from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.published import FAMILIES
 from vlmill.models.vlmo.config import text_stage
 from vlmill.models.vlmo.model import Vlmo
-from vlmill.train.checkpoints.state import restore_training_state, training_state
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.optim.groups import is_decayed, is_trained, make_optimizer, names_from_bert
 from vlmill.train.recipes import Optimizer, recipe_named
+from vlmill.train.run.snapshot import restore_training_state, training_state
 
 
 def test_kinds_of_optimizers_and_groups() -> None:

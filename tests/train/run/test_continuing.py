@@ -17,6 +17,7 @@ from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run import loop
 from vlmill.train.run.job import pretrain
+from vlmill.train.run.step import train_step
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -32,14 +33,14 @@ def losses(output: Path) -> list[float]:
 
 def killed_at(step: int, patch: pytest.MonkeyPatch) -> None:
     """Ends the next run with an error at a step."""
-    original, count = loop.train_step, itertools.count(1)
+    count = itertools.count(1)
 
-    def train_step(*arguments: object) -> dict[str, float]:
+    def dying(*arguments: object) -> dict[str, float]:
         if next(count) == step:
             raise KeyboardInterrupt
-        return original(*arguments)  # type: ignore[arg-type]
+        return train_step(*arguments)  # type: ignore[arg-type]
 
-    patch.setattr(loop, "train_step", train_step)
+    patch.setattr(loop, "train_step", dying)
 
 
 def test_fields_that_change_no_figure_may_differ(

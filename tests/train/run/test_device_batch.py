@@ -14,7 +14,8 @@ from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run import device_batch
 from vlmill.train.run.device_batch import OutOfMemory, list_parts
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.loop import StageRun, Training
+from vlmill.train.run.loop import StageRun
+from vlmill.train.run.step import Training
 
 if TYPE_CHECKING:
     from tests.factories import Tables

@@ -21,7 +21,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
-from vlmill.train.checkpoints.state import num_processes
 from vlmill.train.loading.features import load_features
 from vlmill.train.objectives.pretraining import region_losses
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
@@ -29,9 +28,10 @@ from vlmill.train.recipes.training import VariantTraining
 from vlmill.train.run import loop, pretraining
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.loop import NonFiniteLoss
 from vlmill.train.run.model import first_model
 from vlmill.train.run.preparing import longest_alone
+from vlmill.train.run.snapshot import num_processes
+from vlmill.train.run.step import NonFiniteLoss, train_step
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -71,7 +71,6 @@ class Killed(Exception):
 
 def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let training die as step ``step`` begins."""
-    train_step = loop.train_step
 
     def dying(at: int, *args: Any) -> dict[str, float]:
         if at == step:

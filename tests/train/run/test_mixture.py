@@ -16,6 +16,7 @@ from vlmill.train.run import loop
 from vlmill.train.run.dry_run import estimate_run
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
+from vlmill.train.run.step import train_step
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -61,8 +62,6 @@ def test_sources_are_counted_and_a_killed_run_continues(
     assert [sum(column) for column in zip(*whole, strict=True)][:2] == [24, 12]
     trained_on = load_checkpoint(tmp_path / "whole").trained_on
     assert trained_on is not None and len(trained_on.pairs) == 24
-
-    train_step = loop.train_step
 
     def dying(at: int, *args: Any) -> dict[str, float]:
         if at == 6:

@@ -23,6 +23,7 @@ from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
+from vlmill.train.run.step import train_step
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -174,7 +175,6 @@ def test_a_killed_run_continues_with_another_number_of_workers(
         recipe = change_recipe(recipe, VLMO)
     recipe = change_recipe(recipe, changes)
     pretrain(recipe, inputs, tmp_path / "whole")
-    train_step = loop.train_step
 
     def dying(at: int, *args: Any) -> dict[str, float]:
         if at == 4:
@@ -202,7 +202,6 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = tables.write()
-    train_step = loop.train_step
 
     def asked_to_stop(at: int, *args: Any) -> dict[str, float]:
         if at == 3:

@@ -22,6 +22,7 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.features import read_features
 from vlmill.train.run import loop
+from vlmill.train.run.step import train_step
 from vlmill.train.tasks.batches import TaskBatches
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.evaluating.job import prepare_batches
@@ -53,7 +54,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     trained: tuple[str, TaskInputs, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, inputs, run = trained
-    train_step, parts = loop.train_step, tmp_path / "parts"
+    parts = tmp_path / "parts"
 
     def killed(step: int, *rest: Any) -> dict[str, float]:
         if step == 4:

@@ -75,10 +75,8 @@ def padded_images(
     return padded
 
 
-def make_image_regions(tensors: Mapping[str, Tensor]) -> ImageRegions | None:
+def make_image_regions(tensors: Mapping[str, Tensor]) -> ImageRegions:
     """Returns the images of pairs, minus VL-BERT's mean colour; pixels outside an image are 0."""
-    if "pictures" not in tensors:
-        return None
     images, sizes = tensors["pictures"].float(), tensors["image_sizes"]
     mean = torch.tensor(MEAN_BGR, device=images.device).view(3, 1, 1)
     columns = torch.arange(images.shape[3], device=images.device) < sizes[:, :1]

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.train.loading.arrays import Array, Flags
-from vlmill.train.loading.boxes import overlapping
-from vlmill.train.loading.random import Draws
+from vlmill.train.loading.boxes import overlapping, overlaps
+from vlmill.train.loading.random import Draws, Uniforms
+from vlmill.train.settings.parts import Masking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +58,21 @@ def mask_groups(
     anchors = np.array([draws.random() for _ in range(len(overlap))]) < anchor_share
     grouped = overlapping(anchors, overlap, threshold=threshold, inclusive=inclusive)
     return MaskedRegions(masked=grouped, zeroed=grouped)
+
+
+def mask_image(
+    boxes: Array, draws: Uniforms, masking: Masking, size: tuple[int, int]
+) -> MaskedRegions:
+    """Masks the regions of an image of ``size`` pixels by the stage's rule."""
+    if masking.region_rule == "regions":
+        share = masking.regions
+        drawn = draws.many(len(boxes))
+        return masked_by(drawn, share=share, to_zero=masking.region_to_zero)
+    pixel = (1.0, 1.0) if masking.group_pixels else (0.0, 0.0)
+    return mask_groups(
+        overlaps(boxes, pixel=pixel),
+        draws,
+        anchor_share=masking.regions,
+        threshold=masking.group_overlap,
+        inclusive=masking.group_pixels,
+    )

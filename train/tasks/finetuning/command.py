@@ -144,8 +144,9 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
         }
     )
     from vlmill.train.run.device_batch import OutOfMemory
-    from vlmill.train.run.loop import NonFiniteLoss, Stopped
+    from vlmill.train.run.loop import Stopped
     from vlmill.train.run.saving import HELD_OUT, PREPARED
+    from vlmill.train.run.step import NonFiniteLoss
     from vlmill.train.tasks.finetuning.job import TaskInputs
     from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 

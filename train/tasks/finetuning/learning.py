@@ -17,7 +17,8 @@ from vlmill.train.loading.features import read_features
 from vlmill.train.loading.stage_batches import StageBatches
 from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
 from vlmill.train.run.learning import Criterion
-from vlmill.train.run.loop import CountLabels, StageRun
+from vlmill.train.run.loop import StageRun
+from vlmill.train.run.step import CountLabels
 from vlmill.train.tasks.batches import TaskBatches, in_parts
 from vlmill.train.tasks.task import LearntTask, Prediction
 

@@ -30,13 +30,12 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.order import Visit
-from vlmill.train.loading.pairing import draw_row
+from vlmill.train.loading.pairing import StagePairs, draw_row
 from vlmill.train.loading.random import Draws, Uniforms
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.loading.visited_pairs import StagePairs
 from vlmill.train.tasks.retrieval.base import NAME, RetrievalTask
 from vlmill.train.tasks.retrieval.held_out import (
     measure_recalls,

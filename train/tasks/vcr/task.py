@@ -28,11 +28,11 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.images.boxed import MASKS
-from vlmill.train.loading.masking.regions import MaskedRegions
+from vlmill.train.loading.masking.regions import MaskedRegions, mask_image
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.order import Visit
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import Sample, mask_image
+from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable

@@ -25,6 +25,7 @@ from vlmill.train.run import dry_run, loop
 from vlmill.train.run.dry_run import estimate_run
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
+from vlmill.train.run.step import train_step
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -98,8 +99,9 @@ def test_images_without_pairs_are_visited_by_their_ids(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        step = loop.train_step
-        patched.setattr(loop, "train_step", lambda at, *a: (killed if at == 2 else step)(at, *a))
+        patched.setattr(
+            loop, "train_step", lambda at, *a: (killed if at == 2 else train_step)(at, *a)
+        )
         pretrain(recipe, inputs, tmp_path / "two")
     pretrain(recipe, inputs, tmp_path / "two")
     state = load_checkpoint(tmp_path / "two").model.state_dict()

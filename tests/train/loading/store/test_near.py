@@ -12,9 +12,9 @@ from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.row_index import IdIndex
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import NEIGHBOURS
+from vlmill.train.loading.pairing import StagePairs
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.store.near import NearImages, join_neighbours, keep_neighbours
-from vlmill.train.loading.visited_pairs import StagePairs
 
 
 class Images:

@@ -16,6 +16,7 @@ from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.run import loop
+from vlmill.train.run.step import train_step
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 from vlmill.train.tasks.registry import read_task_recipe, task_recipe_named, task_recipes
@@ -28,7 +29,6 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     said = finetune(recipe, inputs, whole)
     assert "6 steps on 20" in said
-    train_step = loop.train_step
 
     def killed(step: int, *rest: Any) -> dict[str, float]:
         if step == 5:

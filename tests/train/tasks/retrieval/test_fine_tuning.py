@@ -16,6 +16,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.run import loop
+from vlmill.train.run.step import train_step
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.registry import task_recipe_named
 
@@ -48,7 +49,6 @@ def test_each_model_is_fine_tuned_goes_on_and_is_evaluated(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     validated = ("validate_every=1", "validation_pairs=4")
     assert main(words_of(given, name, whole, *validated)) == 0
-    train_step = loop.train_step
 
     def killed(step: int, *rest: Any) -> dict[str, float]:
         if step == 2:

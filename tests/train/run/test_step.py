@@ -25,10 +25,17 @@ from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.optim.groups import make_optimizer
 from vlmill.train.recipes import Recipe, change_recipe
-from vlmill.train.run.ahead import StepInputs, Uploads
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.loop import NonFiniteLoss, Training, train_step, with_graph, with_uploads
+from vlmill.train.run.loop import StepInputs
 from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.step import (
+    NonFiniteLoss,
+    Training,
+    Uploads,
+    train_step,
+    with_graph,
+    with_uploads,
+)
 from vlmill.train.run.updates import Update, clip_whole
 
 if TYPE_CHECKING:
@@ -225,7 +232,7 @@ def test_a_step_queues_its_update_and_the_next_batch_without_a_wait(
     assert second is parts[1]
     assert training.uploads is not None and training.uploads._started is not None
     copied = training.uploads._started[1]
-    assert training.take(second) is copied and training.uploads._in_use is copied
+    assert training.uploads.take(second) is copied and training.uploads._in_use is copied
 
 
 def test_without_the_option_a_step_waits_before_its_update(tmp_path: Path) -> None:
