@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vlmill.runtime.files.contract import check_values
+from vlmill.runtime.files.contract import check_values, naming_damage
 from vlmill.runtime.files.value_offsets import NULL, binary_columns
 from vlmill.runtime.readers import region_rows
 from vlmill.runtime.readers.mapped import Footer, MappedShard
@@ -58,14 +58,8 @@ class RegionGroup:
     ) -> None:
         self.shard_number, self._shard, self._arrays = number, shards[number], arrays
         self._kinds: dict[str, tuple[np.dtype[Any], int]] = {}
-        shard = self._shard
-        try:
+        with naming_damage(self._shard.path):
             self._read(footer, group)
-        except InputError:
-            raise
-        except (OSError, ValueError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"{shard.path} is damaged: {reason}") from None
 
     def _read(self, footer: Footer, group: int) -> None:
         self._places: dict[str, tuple[list[int], list[int]]] = {}
@@ -184,9 +178,7 @@ class RegionGroup:
         return None if location is None else self._shard.bytes[location[0] : sum(location)]
 
     def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
-        """Returns a binary column as [count, width] in the type that the metadata states for
-        ``like``.
-        """
+        """Returns a binary column as [count, width] in the type of the metadata for ``like``."""
         data = self.stored_bytes(name, number)
         if data is None:
             return None
@@ -197,9 +189,7 @@ class RegionGroup:
         return region_rows.from_stored(values, self._arrays[like]["dtype"])
 
     def locate_features(self, number: int) -> tuple[int, int] | None:
-        """Returns :meth:`locate_value` of the features. Raises InputError if their number is not
-        that of the boxes.
-        """
+        """Returns :meth:`locate_value` of features. Raises InputError unless each box has one."""
         location = self.locate_value("features", number)
         if location is not None:
             count = self._sizes["num_boxes"][number]
