@@ -31,7 +31,7 @@ MOST_IN_MEMORY = 1_500_000  # rows that `json.load` keeps, some 500 bytes each
 WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")
 MEASURED = """
 import resource, sys, time
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 start, cpu = time.perf_counter(), time.process_time()
 assert main(sys.argv[1:]) == 0
 print(time.perf_counter() - start, time.process_time() - cpu,

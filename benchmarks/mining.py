@@ -40,7 +40,7 @@ from labelled_sites.mined import (
 )
 
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web.choice.weights import WEIGHTS
+from vlmill.pipelines.web.choice.choose import WEIGHTS
 
 MORE_LABELS = Path(__file__).with_name("labelled_sites")
 Outcomes = Sequence[Outcome]

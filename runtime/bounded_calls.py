@@ -338,7 +338,8 @@ def compute(function: Callable[[Any], Any], task: bytes) -> bytes:
     try:
         return pickle.dumps((function(pickle.loads(task)), None), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        if is_out_of_memory(error):
+        # torch raises a RuntimeError with the system's text.
+        if isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error):
             return pickle.dumps((None, Rejected(Reason.TOO_EXPENSIVE, "needs too much memory")))
         with suppress(Exception):
             pickled = pickle.dumps((None, error))
@@ -356,13 +357,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 32 << 20)
         mallopt(M_TRIM_THRESHOLD, 64 << 20)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether an error is a lack of memory; torch raises a RuntimeError with the system's
-    text.
-    """
-    return isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error)
 
 
 def limit_memory(more_bytes: int) -> None:

@@ -12,10 +12,7 @@ from vlmill.schemas.errors import InputError
 
 # Modules by the name under which code imports them. A message names the first extra that has one.
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "extract": (
-        *("certifi", "h5py", "idna", "pybase64", "pycares", "pycurl"),
-        "torchvision",
-    ),
+    "extract": (*("certifi", "h5py", "idna", "pybase64", "pycares", "pycurl"), "torchvision"),
     "train": (
         *("certifi", "idna", "matplotlib", "pycares", "pycurl", "scipy", "tensorboard"),
         "torchvision",

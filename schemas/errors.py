@@ -2,9 +2,7 @@
 
 
 class InputError(ValueError):
-    """Reports a user's mistake: the message names the argument or file, its value, and the
-    remedy.
-    """
+    """Reports a user's mistake: the message has the argument or file, its value, the remedy."""
 
 
 class StoreFailed(Exception):

@@ -98,9 +98,5 @@ def _name(image_id: str) -> _Name:
     if _NUMBER.fullmatch(core):
         core = core.lstrip("0") or "0"
     return _Name(
-        folders=tuple(folders),
-        text=text,
-        ending=_ending(image_id).lower(),
-        core=core,
-        split=split,
+        folders=tuple(folders), text=text, ending=_ending(image_id).lower(), core=core, split=split
     )

@@ -24,8 +24,8 @@ from PIL import Image
 from vlmill.extract import cli as extract_cli
 from vlmill.models import preset
 from vlmill.models.inputs import VLInputs
-from vlmill.pipelines.manifest import job as manifest
-from vlmill.pipelines.nearest_images import command as nearest_images
+from vlmill.pipelines.manifest import __main__ as manifest
+from vlmill.pipelines.nearest_images import __main__ as nearest_images
 from vlmill.runtime.console.command import run_command
 from vlmill.train import cli as train_cli
 

@@ -34,14 +34,14 @@ EXCEPTIONS: dict[str, set[str]] = {
     **{
         f"runtime/units/{name}.py": {"apache_beam"}
         for name in (
-            *("run_beam", "launch/options", "launch/clusters", "launch/metrics"),
-            *("launch/flink_watch", "launch/flink_worker"),
+            *("run_beam", "launch/options", "launch/clusters"),
+            "launch/flink_worker",
         )
     },
     # The file systems that Beam alone knows.
     "pipelines/web_pairs/archives.py": {"apache_beam"},
     "pipelines/web/archives/reading.py": {"apache_beam"},
-    "pipelines/regions/command.py": {"extract"},
+    "pipelines/regions/__main__.py": {"extract"},
     "pipelines/regions/job.py": {"extract"},
     # An image filter may have a network as its backbone.
     "pipelines/filters/backbone.py": {"models", "torch", "torchvision"},

@@ -25,7 +25,7 @@ from worlds.web import Web, write_archives
 import vlmill
 from vlmill.extract.cli import command as extract_rois
 from vlmill.models.imagebert.config import ImageBertConfig
-from vlmill.pipelines.hard_negatives.command import main as hard_negatives
+from vlmill.pipelines.hard_negatives.__main__ import main as hard_negatives
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs.archives import find_archives
 from vlmill.pipelines.web_pairs.job import with_mined

@@ -162,7 +162,7 @@ def mine(site: LabelledSite, rules: WebPairRules, weights: Mapping[str, float]) 
                 if isinstance(choice, Drop):
                     drops |= {(joined.page.url, join_key(u)): choice.reason for u in image.urls}
                     continue
-                archived, text = joined.images[image.order], choice.texts[0]
+                archived, text = joined.images[image.order], choice[0]
                 assert not isinstance(archived, Drop)
                 kept = best.get(archived.image_id)
                 if kept is None or text.score > kept.score:
@@ -245,17 +245,7 @@ def fit_weights(examples: Sequence[Example]) -> dict[str, float]:
 
 
 def weights_source(weights: Mapping[str, float]) -> str:
-    """The weights as the text of ``pipelines/web/choice/weights.py``, the largest first."""
+    """The weights as ``pipelines/web/choice/choose.py`` has them, the largest first."""
     ordered = sorted(weights.items(), key=lambda item: (item[0] != "bias", -item[1], item[0]))
     lines = "".join(f'    "{name}": {value},\n' for name, value in ordered)
-    return f"{_HEAD}WEIGHTS: Mapping[str, float] = {{\n{lines}}}\n"
-
-
-_HEAD = '''"""Weights of the choice's features, by ``benchmarks/mining.py --fit`` on labelled sites.
-
-They are fitted, not set: docs/web-pairs.md says on what, and what they give on sites unseen.
-"""
-
-from collections.abc import Mapping
-
-'''
+    return f"WEIGHTS: Mapping[str, float] = {{\n{lines}}}\n"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 def by_vlmill(urls: Path, folder: Path, connections: int, *source: str) -> None:
     """Crawls a list of 50 hosts of this machine without pauses."""
-    from vlmill.pipelines.crawl.command import main
+    from vlmill.pipelines.crawl.__main__ import main
 
     manners = ["--contact", "benchmark@example.org", "--delay", "0", "--retries", "0"]
     allowed = ["--allow-address", "127.0.0.0/8", "--per-host", str(max(1, connections // 50))]

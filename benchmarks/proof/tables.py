@@ -10,8 +10,8 @@ from worlds import Detector, World, make_scenes, oracles, write_noisy_pairs, wri
 from worlds.expressions import write_boxes
 from worlds.scenes import Split
 
-from vlmill.pipelines.hard_negatives import command as hard_negatives
-from vlmill.pipelines.nearest_images import command as nearest_images
+from vlmill.pipelines.hard_negatives import __main__ as hard_negatives
+from vlmill.pipelines.nearest_images import __main__ as nearest_images
 from vlmill.schemas.errors import InputError
 
 NOISE = 0.3  # of the first stage's captions

@@ -21,8 +21,8 @@ from real.photographs import (
     read_rows,
 )
 from real.regions import write_regions
-from vlmill.pipelines.hard_negatives import command as hard_negatives
-from vlmill.pipelines.manifest import job as manifest
+from vlmill.pipelines.hard_negatives import __main__ as hard_negatives
+from vlmill.pipelines.manifest import __main__ as manifest
 from vlmill.runtime.files.atomic import write_text
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main as train_vl

@@ -22,15 +22,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from vlmill.extract import cli as extract_cli
-from vlmill.pipelines.crawl import command as crawl
-from vlmill.pipelines.fit_image_filter import command as fit_image_filter
-from vlmill.pipelines.fit_scorer import command as fit_scorer
-from vlmill.pipelines.hard_negatives import command as hard_negatives
-from vlmill.pipelines.manifest import job as manifest
-from vlmill.pipelines.nearest_images import command as nearest_images
-from vlmill.pipelines.regions import command as regions
-from vlmill.pipelines.tables import command as tables
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.crawl import __main__ as crawl
+from vlmill.pipelines.fit_image_filter import __main__ as fit_image_filter
+from vlmill.pipelines.fit_scorer import __main__ as fit_scorer
+from vlmill.pipelines.hard_negatives import __main__ as hard_negatives
+from vlmill.pipelines.manifest import __main__ as manifest
+from vlmill.pipelines.nearest_images import __main__ as nearest_images
+from vlmill.pipelines.regions import __main__ as regions
+from vlmill.pipelines.tables import __main__ as tables
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.tables import TABLES, Table
 from vlmill.train import cli as train_cli

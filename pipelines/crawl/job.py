@@ -41,7 +41,7 @@ from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import WARCS, digest_problems, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
+from vlmill.runtime.files.outputs import PLAN, State, prepare_job, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.remote_lock import SECONDS
@@ -90,10 +90,7 @@ JOB = "crawl"
 
 
 def run(
-    args: argparse.Namespace,
-    policy: PolitenessPolicy,
-    workers: int,
-    beam_flags: Sequence[str],
+    args: argparse.Namespace, policy: PolitenessPolicy, workers: int, beam_flags: Sequence[str]
 ) -> int:
     """Runs the job unless its output is finished, and prints the result.
 
@@ -130,9 +127,7 @@ def run(
         inputs = [record("--input", args.input)]
     pairs = None if source is None else build_pairs_job(args, job, source)
     settings = read_settings(args, job, inputs, pairs)
-    shared = share is not None
-    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
-    if state is State.FINISHED:
+    if prepare_job(args, JOB, settings) is State.FINISHED:
         if problems := digest_problems(output):
             raise InputError(f"{problems[0]}; put the file back, or use --fresh to crawl again")
         remove_work(output)
@@ -194,8 +189,7 @@ def _distribute(lines: Iterable[Line], job: FetchState, _: Unit) -> Result:
 def _buckets_before(output: Path) -> int | None:
     """Returns the number of buckets of an earlier run, which may be of another machine."""
     try:
-        plan = read_json(output / PLAN)
-        return int(plan["settings"]["buckets"])
+        return int(read_json(output / PLAN)["settings"]["buckets"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # no earlier run, or prepare_output reports the problem
 
@@ -278,8 +272,7 @@ def compute_median(tenths: Mapping[int, int]) -> float | None:
 
 def say_result(output: Path, done: str) -> int:
     """Prints the counts of the output; returns the exit status."""
-    metrics = read_json(output / "metrics.json")
-    outcomes = Counter[str](metrics["outcomes"])
+    outcomes = Counter[str](read_json(output / "metrics.json")["outcomes"])
     fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)
     shards: list[Shard] = read_manifest(output)["shards"]
     pairs = sum(s.rows for s in shards if s.table == PAIRS.name)
@@ -303,22 +296,22 @@ def write_report(
         "Crawl",
         [
             report.Section(
-                title="Funnel",
-                body=Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel)),
-                intro="By how a URL was found; in = out + dropped.",
+                "Funnel",
+                Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel)),
+                "By how a URL was found; in = out + dropped.",
             ),
-            report.Section(title="Outcomes", body=_charts(summary)),
+            report.Section("Outcomes", _charts(summary)),
             report.Section(
-                title="Hosts",
-                body=_hosts(summary),
-                intro="The hosts with the most URLs. Seconds: total response time.",
+                "Hosts",
+                _hosts(summary),
+                "The hosts with the most URLs. Seconds: total response time.",
             ),
             report.Section(
-                title="Sample rejects",
-                body=_examples(summary),
-                intro=f"At most {EXAMPLES} of each reason and bucket.",
+                "Sample rejects",
+                _examples(summary),
+                f"At most {EXAMPLES} of each reason and bucket.",
             ),
-            report.Section(title="Settings", body=report.settings_table(settings)),
+            report.Section("Settings", report.settings_table(settings)),
         ],
         subtitle=f"{format_count(sum(summary.outcomes.values()), 'URL')}, "
         f"{format_count(sum(summary.records.values()), 'response')}",

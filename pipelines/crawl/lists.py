@@ -136,8 +136,7 @@ def _text(line: bytes) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        escaped = _NOT_ASCII.sub(lambda byte: b"%%%02X" % byte[0][0], line)
-        return escaped.decode("ascii")
+        return _NOT_ASCII.sub(lambda byte: b"%%%02X" % byte[0][0], line).decode("ascii")
 
 
 # Columns of Parquet.

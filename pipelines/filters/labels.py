@@ -1,9 +1,11 @@
 """Reads labels that people have set: a file of ids with yes or no, and the labelled rows."""
 
+import argparse
 import csv
 from collections.abc import Mapping
 from pathlib import Path
 
+from vlmill.runtime.files.paths import require_local
 from vlmill.schemas.errors import InputError
 
 YES, NO = ("1", "yes", "true", "y"), ("0", "no", "false", "n")
@@ -70,3 +72,20 @@ def require_rows(labels: Mapping[str, bool], rows: Mapping[str, object], argumen
             f"--labels: {len(absent)} of {len(labels)} ids have no row in {argument} "
             f"({', '.join(absent[:3])}); give the table that was labelled"
         )
+
+
+def add_fit_flags(p: argparse.ArgumentParser, counted: str) -> None:
+    """Adds the flags of the jobs that fit a model on labels; ``counted`` describes its values."""
+    p.add_argument("--labels", required=True, metavar="FILE", help="file with ids and labels")
+    p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
+    p.add_argument("--threshold", type=float, default=0.5, help=f"lowest {counted} (default: 0.5)")
+    p.add_argument(
+        "--seed", type=int, default=0, help="seed of folds and permutations (default: 0)"
+    )
+
+
+def require_fit_flags(args: argparse.Namespace) -> None:
+    """Raises InputError for a threshold that is no probability, and for a remote model file."""
+    require_local("--output", args.output)
+    if not 0 <= args.threshold <= 1:
+        raise InputError(f"--threshold {args.threshold}: must be in 0..1")

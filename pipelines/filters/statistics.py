@@ -259,9 +259,7 @@ def _text(grey: Plane) -> Sequence[float]:
 
 
 def _two_tones(grey: Plane) -> tuple[float, float]:
-    """Returns the grey level that best separates dark from light (Otsu), and the share of the
-    variance that the two tones explain.
-    """
+    """Returns the grey level between dark and light (Otsu), and their share of the variance."""
     levels = np.bincount((grey / 4).astype(np.uint8).ravel(), minlength=64) / grey.size
     indices = np.arange(64)
     weight, moment = levels.cumsum(), (levels * indices).cumsum()

@@ -154,10 +154,7 @@ def text_features(
 
 
 def _form(
-    text: str,
-    words: Sequence[str],
-    lowered: Sequence[str],
-    frequency: Mapping[str, float] | None,
+    text: str, words: Sequence[str], lowered: Sequence[str], frequency: Mapping[str, float] | None
 ) -> list[float]:
     size, count = max(1, len(text)), max(1, len(words))
     letters = [c for c in text if c.isalpha()]
@@ -245,10 +242,7 @@ def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[f
     language, source = pair.get("language"), pair.get("text_source")
     page_url, image_url = pair.get("page_url"), pair.get("image_url")
     words = {word.lower() for word in words_said}
-    values = [
-        *_one_hot(language, LANGUAGES),
-        *_one_hot(source, SOURCES),
-    ]
+    values = [*_one_hot(language, LANGUAGES), *_one_hot(source, SOURCES)]
     if not image_url:
         return [*values, *[NAN] * (len(PLACE) - len(values))]
     image, page = _parts(image_url), _parts(page_url or "")

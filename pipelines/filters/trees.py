@@ -46,8 +46,7 @@ class Trees:
 
     def used(self) -> list[int]:
         """Returns the indices of features that nodes use, in order."""
-        inner = self.left != np.arange(len(self.left))
-        return sorted(set(self.feature[inner].tolist()))
+        return sorted(set(self.feature[self.left != np.arange(len(self.left))].tolist()))
 
     def probabilities(self, features: Features) -> Features:
         """Returns float32 [N] in 0..1 for features [N, F], rounded to 6 digits.

@@ -1,4 +1,4 @@
 """Fits an image filter, for safety or realism, on labelled images.
 
-Reading order: ``command`` (the flags) and ``job``.
+Reading order: ``__main__`` (the flags) and ``job``.
 """

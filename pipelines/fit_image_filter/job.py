@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from vlmill.pipelines.filters import statistics
-from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
-from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
+from vlmill.pipelines.filters.fit_report import fit_model
+from vlmill.pipelines.filters.fitting import LabelledRows
 from vlmill.pipelines.filters.image import (
     ANY,
     BACKBONE,
@@ -19,9 +19,7 @@ from vlmill.pipelines.filters.image import (
     decode_side,
 )
 from vlmill.pipelines.filters.labels import read_labels, require_rows
-from vlmill.pipelines.filters.model_file import Model, write_model
 from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_copy
-from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.reading import find_shards, iter_batches
 from vlmill.schemas.errors import InputError
@@ -42,29 +40,15 @@ def run(args: argparse.Namespace) -> int:
 
         weights = read_backbone(args.backbone)
     rows = labelled_rows(args.images, labels, weights)
-    validation = validate(rows, seed=args.seed)
-    settings = {
-        "images": args.images,
-        "labels": args.labels,
-        "kind": args.kind or ANY,
-        "backbone": args.backbone,
-        "threshold": args.threshold,
-        "seed": args.seed,
-    }
-    model = Model(
-        kind=args.kind or ANY,
-        features=rows.names,
-        threshold=args.threshold,
-        trees=grow(rows.features, rows.labels, seed=args.seed),
+    kind, names = args.kind or ANY, ("images", "labels", "backbone", "threshold", "seed")
+    return fit_model(
+        args,
+        rows,
+        kind=kind,
+        title="Image filter",
+        settings={"kind": kind, **{name: getattr(args, name) for name in names}},
         arrays={f"{BACKBONE}{name}": array for name, array in weights.items()},
-        about={"labels": len(labels), "positives": validation.positives, "auc": validation.auc},
     )
-    print("\n".join(report_lines(validation, rows.labels)))
-    write_model(Path(args.output), model)
-    report = Path(f"{args.output}.html")
-    write_fit_report(report, "Image filter", validation, rows.labels, settings)
-    print_status(f"{args.output} and {report.name} written")
-    return 0
 
 
 def labelled_rows(

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ import pyarrow as pa
 
 from vlmill.pipelines.filters import scorer
 from vlmill.pipelines.filters.facts import COLUMNS, FactsReader, Sources, open_sources
-from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
-from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
+from vlmill.pipelines.filters.fit_report import fit_model
+from vlmill.pipelines.filters.fitting import LabelledRows
 from vlmill.pipelines.filters.labels import read_labels, require_rows
-from vlmill.pipelines.filters.model_file import Model, write_model
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.reading import iter_batches
@@ -31,23 +29,15 @@ def run(args: argparse.Namespace) -> int:
     pairs = labelled_pairs(args.pairs, labels)
     frequency = scorer.HashedShares.from_texts(islice(read_texts(args.pairs), MOST_TEXTS))
     rows = labelled_rows(pairs, labels, sources, frequency)
-    validation = validate(rows, seed=args.seed)
-    model = Model(
-        kind=scorer.SCORER,
-        features=scorer.NAMES,
-        threshold=args.threshold,
-        trees=grow(rows.features, rows.labels, seed=args.seed),
-        arrays={scorer.FREQUENCIES: frequency.table},
-        about={"labels": len(labels), "positives": validation.positives, "auc": validation.auc},
-    )
-    print("\n".join(report_lines(validation, rows.labels)))
-    write_model(Path(args.output), model)
-    report = Path(f"{args.output}.html")
     names = ("pairs", "labels", "images", "regions", "classes", "attributes", "threshold", "seed")
-    settings = {name: getattr(args, name) for name in names}
-    write_fit_report(report, "Scorer of pairs", validation, rows.labels, settings)
-    print_status(f"{args.output} and {report.name} written")
-    return 0
+    return fit_model(
+        args,
+        rows,
+        kind=scorer.SCORER,
+        title="Scorer of pairs",
+        settings={name: getattr(args, name) for name in names},
+        arrays={scorer.FREQUENCIES: frequency.table},
+    )
 
 
 def read_texts(pairs: str) -> Iterator[tuple[str, str | None]]:

@@ -138,7 +138,6 @@ def write_negatives(plan: Plan, unit: Unit) -> Result:
         for begin in range(unit.slices.start, unit.slices.stop, ROWS_PER_GROUP):
             end = min(begin + ROWS_PER_GROUP, unit.slices.stop)
             writer.write(_table(plan, ids, range(begin, end), positions[begin:end]))
-    assert writer.shard is not None
     return Result(shards=[writer.shard], numbers=Numbers(rows=len(unit.slices)))
 
 

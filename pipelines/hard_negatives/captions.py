@@ -130,8 +130,7 @@ def _number(
     row_numbers = np.asarray(order).astype(np.int64)
     repeats = np.zeros(rows, np.bool_)
     if rows > 1:
-        same = pc.equal(ordered[1:], ordered[:-1])
-        repeats[1:] = np.asarray(pc.fill_null(same, False))
+        repeats[1:] = np.asarray(pc.fill_null(pc.equal(ordered[1:], ordered[:-1]), False))
     no_id = np.asarray(pc.is_null(ordered))
     no_text = ~has_text[row_numbers]
     bad = repeats | no_id | no_text

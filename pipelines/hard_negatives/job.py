@@ -51,7 +51,7 @@ from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate, print_estimate
 from vlmill.runtime.files.atomic import has_folder, remove_leftovers, write_json
 from vlmill.runtime.files.manifest import write_manifest
-from vlmill.runtime.files.outputs import State, prepare_output, remove_output
+from vlmill.runtime.files.outputs import State, prepare_job, remove_output
 from vlmill.runtime.files.paths import readable, remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.shards import write_shard
@@ -112,10 +112,9 @@ def run(
         images=args.images,
         inputs=[entry],
     )
-    shared = args.part is not None
-    state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
+    state = prepare_job(args, JOB, settings)
     if state is not State.FINISHED:
-        for folder in () if shared else (plan.work, plan.words):
+        for folder in (plan.work, plan.words) if args.part is None else ():
             remove_leftovers(folder)
         with _refusing(plan):
             run_steps(plan, list_steps(plan))
@@ -141,7 +140,6 @@ def _refusing(plan: Plan) -> Iterator[None]:
 
 
 def _say(plan: Plan, state: State) -> None:
-    done = "finished before" if state is State.FINISHED else "done"
     captions, lists = read_json(plan.output / "funnel.json")
     print_reading_hint(plan.output, NEGATIVES.name)
     notes = [format_rejects(captions["rejects"])]
@@ -149,7 +147,7 @@ def _say(plan: Plan, state: State) -> None:
     notes.append(f"{lists['short_lists']} with fewer than {plan.rules.top}")
     if captions["unspaced"]:
         notes.append(f"{captions['unspaced']} in a script that the tokenizer does not segment")
-    print(f"{done}: negatives of {lists['in']} pairs, {', '.join(notes)}: {plan.output}")
+    print(f"{state.outcome}: negatives of {lists['in']} pairs, {', '.join(notes)}: {plan.output}")
 
 
 def list_steps(plan: Plan) -> list[Step[Plan]]:
@@ -212,13 +210,7 @@ def finish(plan: Plan, unit: Unit) -> Result:
     names = [shard.name for shard in shards[1:]]
     write_report(output, plan.captions, findings, funnel, plan.settings, names, plan.images)
     remove_leftovers(output)  # files of workers that were killed during the run
-    write_manifest(
-        output,
-        [*shards, rejects],
-        job=JOB,
-        settings=plan.settings,
-        inputs=plan.inputs,
-    )
+    write_manifest(output, [*shards, rejects], job=JOB, settings=plan.settings, inputs=plan.inputs)
     return Result()
 
 
@@ -271,19 +263,19 @@ def write_report(
         "Hard negatives",
         [
             report.Section(
-                title="Funnel",
-                body=report.funnel_table(funnel),
-                intro=f"{findings.without} captions have no negative, {findings.short} fewer than "
+                "Funnel",
+                report.funnel_table(funnel),
+                f"{findings.without} captions have no negative, {findings.short} fewer than "
                 f"{findings.top}",
             ),
-            report.Section(title="Similarities", body=Markup("").join(charts)),
-            report.Section(title="Most often a negative", body=_popular(staged, findings)),
+            report.Section("Similarities", Markup("").join(charts)),
+            report.Section("Most often a negative", _popular(staged, findings)),
             report.Section(
-                title="Random captions",
-                body=_examples(output, staged, names, images),
-                intro=f"Each with its {SHOWN_NEGATIVES} most similar negatives.",
+                "Random captions",
+                _examples(output, staged, names, images),
+                f"Each with its {SHOWN_NEGATIVES} most similar negatives.",
             ),
-            report.Section(title="Settings", body=report.settings_table(settings)),
+            report.Section("Settings", report.settings_table(settings)),
         ],
         subtitle=f"negatives of {format_count(captions, 'caption')}",
     )
@@ -354,8 +346,7 @@ def count_rows(source: Source) -> int:
 def measure(source: Source, rules: NegativeRules) -> Rate:
     """Returns the rate of one thread on the first captions, searched among these alone."""
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        bags, part = prepare(source, work, rules, SAMPLE_CAPTIONS)
+        bags, part = prepare(source, Path(folder), rules, SAMPLE_CAPTIONS)
         num = bags.members.size
         kernel_rules = Rules(rules.top, rules.below.numerator, rules.below.denominator)
         floors = np.zeros(num)

@@ -45,10 +45,6 @@ class Plan:
         """Returns the folder of the words of chunks of captions."""
         return self.work / "words"
 
-    def words_path(self, chunk: int) -> Path:
-        """Returns the path of a chunk's words, which is written after its other files."""
-        return self.words / f"words-{chunk:05d}.arrow"
-
     @property
     def bags(self) -> Path:
         """Returns the folder of the captions' vectors."""
@@ -66,8 +62,7 @@ class Plan:
     @functools.cached_property
     def staged(self) -> Staged:
         """Returns the first step's results. Raises FileNotFoundError before it has finished."""
-        text = (self.captions / "staged.json").read_text(encoding="utf-8")
-        return Staged(**parse_json(text))
+        return Staged(**parse_json((self.captions / "staged.json").read_text(encoding="utf-8")))
 
     @property
     def producer(self) -> dict[str, Any]:

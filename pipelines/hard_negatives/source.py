@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
+from vlmill.runtime.files.contract import naming_damage, read_parquet_schema
 from vlmill.runtime.files.digests import path_input, table_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.paths import matches, readable, to_path
@@ -97,12 +98,7 @@ def _files(argument: str) -> list[Path]:
 
 def _column_names(path: Path, source: Source) -> list[str]:
     if is_parquet(path):
-        try:
-            return list(pq.read_schema(readable(path)).names)
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(
-                f"--pairs {path} is not a Parquet file: {str(error).splitlines()[0]}"
-            ) from None
+        return list(read_parquet_schema(path).names)
     with path.open("rb") as file:
         fields = file.readline().decode("utf-8", "replace").rstrip("\r\n").split("\t")
     if source.has_header:
@@ -132,17 +128,10 @@ def batches(source: Source) -> Iterator[pa.RecordBatch]:
     }
     used_columns = {name: column for name, column in column_by_field.items() if column is not None}
     for path in source.require():
-        try:
+        with naming_damage(path):
             for batch in _foreign(path, source, list(used_columns.values())):
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        _plain(path, column, batch.column(column))
-                        for column in used_columns.values()
-                    ],
-                    list(used_columns),
-                )
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"--pairs {path} is damaged: {str(error).splitlines()[0]}") from None
+                values = [_plain(path, name, batch.column(name)) for name in used_columns.values()]
+                yield pa.RecordBatch.from_arrays(values, list(used_columns))
 
 
 def _foreign(path: Path, source: Source, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -80,14 +80,10 @@ def count_chunk(
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / f"counts-{chunk:05d}.npz") as path, path.open("wb") as file:
         np.savez(file, sizes=size, words=local, counts=np.array(counts, np.int32))
-    valid = [_utf8(word) for word in known]
+    valid = [word.encode("utf-8", "replace").decode("utf-8") for word in known]
     with atomic_path(folder / f"words-{chunk:05d}.arrow") as path:
         write_arrow(path, pa.table({"word": pa.array(valid, pa.string()), "captions": frequency}))
     return len(texts)
-
-
-def _utf8(word: str) -> str:
-    return word.encode("utf-8", "replace").decode("utf-8")
 
 
 def _numbers(staged: Path, chunk: int, size: int) -> Array:
@@ -101,7 +97,6 @@ def write_vectors(plan: Plan, unit: Unit) -> Result:
     """Writes the table of all words, and the captions' vectors."""
     with ShardWriter(plan.output, VOCABULARY, 0, 1, producer=plan.producer) as writer:
         writer.write(build_vocabulary(plan.words, plan.staged.captions))
-    assert writer.shard is not None
     vocabulary = pq.read_table(readable(plan.vocabulary))
     save(plan.bags, load_bags(plan.work, plan.staged, vocabulary, plan.rules))
     return Result(shards=[writer.shard])
@@ -159,8 +154,7 @@ def load_bags(work: Path, staged: Staged, vocabulary: pa.Table, rules: NegativeR
         all_words[to], all_counts[to] = words, counts
     parts.clear()
     _check_norms(captions, start, all_counts.astype(np.float64) ** 2 * weights[all_words], rules)
-    images = np.load(captions / "images.npy")
-    return build_bags(start, all_words, all_counts, images, weights)
+    return build_bags(start, all_words, all_counts, np.load(captions / "images.npy"), weights)
 
 
 def _chunk(

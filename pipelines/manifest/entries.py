@@ -143,7 +143,6 @@ class DataSet:
     data set.
     """
 
-    title: str
     about: str
     tables: tuple[Table, ...]
     open: Callable[[Folder, argparse.Namespace], Reading]

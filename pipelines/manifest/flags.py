@@ -1,4 +1,4 @@
-"""Defines the flags of every ``manifest`` subcommand."""
+"""Defines the titles and the common flags of the ``manifest`` subcommands."""
 
 import argparse
 
@@ -8,6 +8,43 @@ from vlmill.runtime.cores import all_cores
 from vlmill.runtime.units.flags import add_part
 
 MANY_WORKERS = 8
+TITLES: dict[str, str] = {
+    "own": "your own captions, questions, statements or labels",
+    "cc": "Conceptual Captions 3M",
+    "cc3m": "Conceptual Captions 3M",
+    "cc12m": "Conceptual 12M",
+    "sbu": "SBU captioned photos",
+    "laion": "LAION's lists of URLs",
+    "coco": "COCO captions, official files",
+    "coco-karpathy": "COCO captions, Karpathy's splits",
+    "flickr30k": "Flickr30k",
+    "vg": "Visual Genome, region descriptions",
+    "vg-detector": "Visual Genome, boxes for detector training",
+    "boxes": "your own boxes, for detector training",
+    "lait": "LAIT, from your own files",
+    "tao": "TaoMultimodal, from your own files",
+    "text": "text corpora",
+    "imagenet22k": "ImageNet-22k, images without texts",
+    "webdataset": "WebDataset tars, img2dataset's output",
+    "hf": "Parquet files with images and captions",
+    "coco-json": "your own captions in COCO's format",
+    "vqa1": "VQA v1: questions, answers, soft scores",
+    "vqa2": "VQA v2: questions, answers, soft scores",
+    "vgqa": "Visual Genome's questions, as additional data for VQA",
+    "okvqa": "OK-VQA: questions that need outside knowledge",
+    "vizwiz": "VizWiz: questions of blind people about their photographs",
+    "gqa": "GQA: compositional questions about Visual Genome's images",
+    "vcr": "VCR: questions with four answers, and their rationales",
+    "refcoco": "RefCOCO: texts that refer to one object of an image",
+    "refcoco+": "RefCOCO+: texts that refer to one object of an image",
+    "refcocog": "RefCOCOg: texts that refer to one object of an image",
+    "nlvr2": "NLVR2: true or false statements about two images",
+    "snli-ve": "SNLI-VE: whether an image entails a sentence",
+    "vsr": "VSR: true or false statements about spatial relations",
+    "hateful-memes": "Hateful Memes: images with a text, hateful or not",
+    "glue": "GLUE: eight text tasks",
+}
+"""The titles of the subcommands: not in ``sets.SETS``, which loads slowly."""
 
 
 def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> None:

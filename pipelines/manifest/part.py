@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vlmill.runtime.files.shards import Shard, ShardWriter
@@ -46,20 +45,15 @@ class Part:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         with self._stack:
             if error is None:
                 for name in self._rows:
                     self._flush(name)
             else:
                 self._stack.__exit__(kind, error, trace)
-        written = [writer.shard for writer in reversed(self._writers.values())]
-        self.shards = [shard for shard in written if shard is not None]
+        if error is None:
+            self.shards = [writer.shard for writer in reversed(self._writers.values())]
 
     def add(self, table: Table, row: dict[str, Any]) -> None:
         """Appends a row; memory stays bounded by a row group."""

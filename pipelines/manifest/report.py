@@ -38,20 +38,16 @@ def write_report(
         folder / "report.html",
         f"Own {table.name}",
         [
+            report.Section("Funnel", report.funnel_table(funnel), "in = out + dropped"),
+            report.Section(f"Sample {table.name}", pair_cards(folder, sample)),
+            report.Section("Distributions", pair_charts([r for rows in sample for r in rows])),
             report.Section(
-                title="Funnel", body=report.funnel_table(funnel), intro="in = out + dropped"
-            ),
-            report.Section(title=f"Sample {table.name}", body=pair_cards(folder, sample)),
-            report.Section(
-                title="Distributions", body=pair_charts([r for rows in sample for r in rows])
-            ),
-            report.Section(
-                title="Sample rejects",
-                body=sample_rejects(rejects),
-                intro=f"Key: the file and the line (of Parquet: the row). At most "
+                "Sample rejects",
+                sample_rejects(rejects),
+                f"Key: the file and the line (of Parquet: the row). At most "
                 f"{MAX_REJECTS_SHOWN} of each reason.",
             ),
-            report.Section(title="Settings", body=report.settings_table(settings)),
+            report.Section("Settings", report.settings_table(settings)),
         ],
         subtitle=f"{funnel[-1]['out']:,} {table.name} from "
         f"{format_count(funnel[0]['in'], 'row')} of {settings['input']}",
@@ -90,7 +86,8 @@ def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
     pairs = [row for rows in sample for row in rows[: -(-MAX_CARDS // len(sample))]][:MAX_CARDS]
     if not pairs:
         return Markup("<p>No pair came out.</p>")
-    uris = image_uris(folder, {row["image_id"] for row in pairs})
+    shown = first_images(folder, {row["image_id"] for row in pairs})
+    uris = {name: report.thumbnail_uri(data) for name, data in shown}
     return report.image_cards(
         [
             {
@@ -101,11 +98,6 @@ def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
             for row in pairs
         ]
     )
-
-
-def image_uris(folder: Path, image_ids: set[str]) -> dict[str, str]:
-    """Returns thumbnails of the images that are in the first row groups."""
-    return {name: report.thumbnail_uri(data) for name, data in first_images(folder, image_ids)}
 
 
 def first_images(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[str, bytes]]:

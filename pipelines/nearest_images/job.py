@@ -50,7 +50,7 @@ from vlmill.runtime.files.atomic import local_folder, remove_leftovers
 from vlmill.runtime.files.digests import table_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import write_manifest
-from vlmill.runtime.files.outputs import WORK, State, prepare_output
+from vlmill.runtime.files.outputs import WORK, State, prepare_job
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import ShardWriter, write_shard
 from vlmill.runtime.readers.regions import RegionReader
@@ -154,7 +154,6 @@ def search(job: Job, unit: Unit) -> Result:
         while group := list(islice(rows, ROWS_PER_GROUP)):
             writer.write(group)
             progress.advance(len(group))
-    assert writer.shard is not None
     return Result(shards=[writer.shard], numbers=Numbers(images=len(images)))
 
 
@@ -193,8 +192,7 @@ def run(args: argparse.Namespace) -> int:
         "images_per_shard": args.images_per_shard,
         "inputs": digests,
     }
-    shared = args.part is not None
-    state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh, shared=shared)
+    state = prepare_job(args, STAGE, settings)
     if state is not State.FINISHED:
         require_disk_space(work_bytes(len(regions), regions.feature_dim), output, force=args.force)
         if args.images is not None:
@@ -302,8 +300,7 @@ def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[
         means = Means([Path(folder) / "means.npy"], regions.feature_dim)
         path = Path(folder) / "vectors.npy"
         index = NearestIndex(means, np.arange(len(vectors)), path, threads=threads)
-        neighbours = index.search(0, min(len(index), QUERIES), top)
-        searching = measure_rate(neighbours, "images")
+        searching = measure_rate(index.search(0, min(len(index), QUERIES), top), "images")
     return averaging, searching
 
 

@@ -36,15 +36,11 @@ def marks_full_images(regions: RegionReader) -> bool:
     for number in np.flatnonzero(regions.box_counts()).tolist():
         group, within = regions.locate_row(number)
         boxes = group.boxes(within)
-        if not is_full_image(boxes[0], *group.size(within)):
+        corners = (0, 0, *group.size(within))  # of the full image, in pixels
+        if not (np.abs(boxes[0] - corners) <= CORNER_PX).all():
             return False
         has_other_boxes = has_other_boxes or len(boxes) > 1
     return has_other_boxes
-
-
-def is_full_image(box: npt.NDArray[np.float32], width: int, height: int) -> bool:
-    """Returns whether a box (x1, y1, x2, y2) in pixels is that of the full image."""
-    return bool(np.all(np.abs(box - (0, 0, width, height)) <= CORNER_PX))
 
 
 def compute_mean(features: npt.NDArray[np.floating]) -> Vectors | None:

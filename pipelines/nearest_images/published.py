@@ -20,7 +20,7 @@ from vlmill.pipelines.nearest_images.report import finish, write_report
 from vlmill.pipelines.nearest_images.splits import STAGE
 from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.manifest import write_manifest
-from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.outputs import State, prepare_job
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard, write_shard
 from vlmill.schemas.errors import InputError
@@ -37,7 +37,7 @@ def run_import(args: argparse.Namespace) -> int:
     published = read_pool(path, args.id_prefix)
     entry = file_input("--import", path)
     settings = {"top": args.top, "id_prefix": args.id_prefix, "import_sha256": entry.digest}
-    state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh)
+    state = prepare_job(args, STAGE, settings)
     if state is not State.FINISHED:
         rows = list(neighbour_rows(published, args.top))
         producer = {"job": STAGE, **settings}

@@ -49,18 +49,18 @@ def write_report(
     rejected = sorted(rejects.items(), key=lambda one: -one[1])
     sections = [
         report.Section(
-            title="Distances",
-            body=Markup("<div class='charts'>{}</div>").format(Markup("").join(charts)),
-            intro="Euclidean, between means of region features. A nearest image at distance 0 "
+            "Distances",
+            Markup("<div class='charts'>{}</div>").format(Markup("").join(charts)),
+            "Euclidean, between means of region features. A nearest image at distance 0 "
             "is the same image under another id.",
         ),
         report.Section(
-            title="Images and their nearest",
-            body=Markup("").join(_cards(row, uris) for row in rows),
-            intro=f"{len(rows)} at random; each first, then up to {NEAREST_SHOWN} of its list.",
+            "Images and their nearest",
+            Markup("").join(_cards(row, uris) for row in rows),
+            f"{len(rows)} at random; each first, then up to {NEAREST_SHOWN} of its list.",
         ),
-        report.Section(title="Rejects", body=report.html_table(["reason", "images"], rejected)),
-        report.Section(title="Settings", body=report.settings_table(settings)),
+        report.Section("Rejects", report.html_table(["reason", "images"], rejected)),
+        report.Section("Settings", report.settings_table(settings)),
     ]
     report.write_page(
         folder / "report.html",
@@ -112,14 +112,11 @@ def finish(output: Path, state: State, top: int) -> int:
     remove_tree(output / WORK)  # twice as large as the vectors, and of no further use
     shards: Sequence[Shard] = read_manifest(output)["shards"]
     count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
-    done = "finished before" if state is State.FINISHED else "done"
     print_reading_hint(output, NEIGHBOURS.name)
     short = short_lists(output, top) if count else 0
     fewer = f", {short} with fewer than {top}" if short else ""
-    print(
-        f"{done}: neighbours of {count} images{fewer}, {format_rejects(reject_counts(output))}: "
-        f"{output}"
-    )
+    rejects = format_rejects(reject_counts(output))
+    print(f"{state.outcome}: neighbours of {count} images{fewer}, {rejects}: {output}")
     return 0 if count else 1
 
 

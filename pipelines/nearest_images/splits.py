@@ -104,8 +104,7 @@ def group_by_split(
 def _without_split(image_id: str, number: int) -> dict[str, object]:
     if number == NONE:
         return reject(STAGE, image_id, Reason.NO_TEXT, "no pair of --pairs is of this image")
-    detail = "its pairs are of several splits"
-    return reject(STAGE, image_id, Reason.ID_CONFLICT, detail)
+    return reject(STAGE, image_id, Reason.ID_CONFLICT, "its pairs are of several splits")
 
 
 def _without_vector(image_id: str, count: int, first: int) -> dict[str, object]:

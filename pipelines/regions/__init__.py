@@ -1,4 +1,4 @@
 """Computes region features with the engine of ``vlmill.extract``.
 
-Reading order: ``command`` (the flags) and ``job``.
+Reading order: ``__main__`` (the flags) and ``job``.
 """

@@ -24,7 +24,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import remove_leftovers, write_bytes
 from vlmill.runtime.files.digests import table_input
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
-from vlmill.runtime.files.outputs import WORK, State, prepare_output, remove_work
+from vlmill.runtime.files.outputs import WORK, State, prepare_job, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.units.numbers import Numbers, count_rejects
@@ -144,8 +144,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
         inputs=[table_input("INPUT", args.images, IMAGES), *detector_inputs(args)],
     )
     settings = job.settings()
-    shared = args.part is not None
-    state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
+    state = prepare_job(args, JOB, settings)
     if state is not State.FINISHED:
         regions_run = RegionsRun(args, job.detector.identity, job.num_shards, [job])
         for index in range(job.num_shards):
@@ -161,10 +160,9 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
             write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
     remove_work(job.output)
     regions, rejects = count_rows(read_manifest(job.output)["shards"])
-    done = "finished before" if state is State.FINISHED else "done"
     note = f" ({job.detector.weights})" if args.weights is None else ""
     reasons = format_rejects(reject_counts(job.output))
     counts = f"{len(job.plan)} images, {regions} rows of regions, {reasons}"
     print_reading_hint(job.output, REGIONS.name)
-    print(f"{done}: {counts}: {job.output}{note}")
+    print(f"{state.outcome}: {counts}: {job.output}{note}")
     return 0 if regions or not rejects else 1

@@ -1,5 +1,5 @@
 """Concatenates, filters, samples and removes rows of tables.
 
-Reading order: ``command``, ``inputs``, ``conditions`` (of ``--where``), ``choice`` (rows to keep),
+Reading order: ``__main__``, ``inputs``, ``conditions`` (of ``--where``), ``choice`` (rows to keep),
 ``removal`` (rows whose owners request it) and ``job`` (the steps, repeated rows, the final files).
 """

@@ -125,10 +125,7 @@ def _table(table: Table, paths: list[Path]) -> TableInput:
 
 
 def main_table(tables: dict[str, TableInput], requested: str | None) -> str:
-    """Returns the main table: the requested one, or the folder's examples.
-
-    Raises InputError.
-    """
+    """Returns the main table: the requested one, or the folder's examples. Raises InputError."""
     if requested is not None:
         if requested not in tables:
             raise InputError(f"--table {requested}: IN has only {', '.join(tables)}")

@@ -136,7 +136,6 @@ def write_table_shard(job: Job, unit: Unit) -> Result:
             mask = merge_masks(dropped, group.num_rows)
             staying = group.filter(pa.array(~mask)) if mask.any() else group
             writer.write(job.rewrite(entry.table, staying) if job.rewrite else staying)
-    assert writer.shard is not None
     if rejects:
         write_shard(job.output / WORK, REJECTS, rejects, unit.number, len(job.shards))
     return Result(shards=[writer.shard], tallies=+tallies, numbers=Numbers(rows=rows))
@@ -231,9 +230,9 @@ def _write_report(job: Job, funnel: Sequence[Mapping[str, Any]]) -> None:
         job.output / "report.html",
         job.name,
         [
-            Section(title="Tables", body=funnel_table(funnel), intro="in = out + omitted"),
+            Section("Tables", funnel_table(funnel), "in = out + omitted"),
             *_absent_section(job.absent or {}),
-            Section(title="Settings", body=settings_table(settings)),
+            Section("Settings", settings_table(settings)),
         ],
     )
 
@@ -253,7 +252,7 @@ def _absent_section(absent: Mapping[str, Sequence[str]]) -> list[Section]:
     if not lines:
         return []
     body = Markup("").join(Markup("<p>{}</p>").format(line) for line in lines)
-    return [Section(title="Not found", body=body, intro=f"all of them: {NOT_FOUND}")]
+    return [Section("Not found", body, f"all of them: {NOT_FOUND}")]
 
 
 def row_marks(file: pq.ParquetFile, path: Path, table: Table) -> Keys:

@@ -219,7 +219,8 @@ def _images(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[
             mask = np.zeros(rows.num_rows, dtype=np.bool_)
             for name, wanted_keys in keys_by_column.items():
                 column = rows.column(name)
-                keys = compute_keys(flatten_lists(column))
+                is_list = pa.types.is_list(column.type)
+                keys = compute_keys(pc.list_flatten(column) if is_list else column)
                 known = known_keys(keys, wanted_keys)
                 matches.append(np.unique(keys[known]))
                 if name != "image_ids":
@@ -228,11 +229,6 @@ def _images(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[
                 ids = rows.filter(pa.array(mask)).column("image_id").drop_null()
                 images.append(compute_keys(ids))
     return images, np.unique(np.concatenate(matches))
-
-
-def flatten_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns the strings of a column; for a list column, the strings of all lists."""
-    return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 
 
 def count_trained_on(checkpoint: Path, removal: Removal) -> tuple[int, int]:

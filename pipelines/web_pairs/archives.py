@@ -298,36 +298,21 @@ def _get_size(argument: str, path: str, *, allowed: Sequence[str]) -> int:
     return os.path.getsize(path)
 
 
-def require_warc(argument: str, paths: Sequence[str]) -> None:
-    """Raises InputError for a WET or WAT file among archives: it has no pages or images.
+def require_kind(kind: str, argument: str, paths: Sequence[str]) -> None:
+    """Raises InputError for a file that is WARC, WAT or WET, and not of the expected ``kind``.
 
     Remote files are recognised by their names; for local files the first records are read, too.
     """
-    for path, kind in _find_kinds(paths):
-        if kind == "WET":
-            raise InputError(
-                f"{argument}: {path} is a WET file, which has only the texts of pages; "
-                "give the WARC file of the same name"
-            )
-        if kind == "WAT":
-            raise InputError(
-                f"{argument}: {path} is a WAT file, which has only the links of pages; "
-                "give it to --wat, or give the WARC file of the same name"
-            )
-
-
-def require_wat(argument: str, paths: Sequence[str]) -> None:
-    """Raises InputError for a WARC or WET file among WAT files, as :func:`require_warc`."""
-    for path, kind in _find_kinds(paths):
-        if kind == "WET":
-            raise InputError(
-                f"{argument}: {path} is a WET file, which has only the texts of pages; "
-                "give the WAT file of the same name"
-            )
-        if kind == "WARC":
-            raise InputError(
-                f"{argument}: {path} is a WARC file with the pages themselves; give it to --warc"
-            )
+    expected = kind.upper()
+    refusals = {
+        "WET": f"which has only the texts of pages; give the {expected} file of the same name",
+        "WAT": "which has only the links of pages; give it to --wat, or give the WARC file of the "
+        "same name",
+        "WARC": "which has the pages themselves; give it to --warc",
+    }
+    for path, found in _find_kinds(paths):
+        if found is not None and found != expected:
+            raise InputError(f"{argument}: {path} is a {found} file, {refusals[found]}")
 
 
 def _find_kinds(paths: Sequence[str]) -> list[tuple[str, str | None]]:

@@ -26,8 +26,7 @@ from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.files.shards import Shard, ShardWriter
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop, Stage, build_funnel
+from vlmill.runtime.units.funnel import Counts, Drop, Stage, build_funnel
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CANDIDATES, PAIRS, REJECTS
@@ -56,8 +55,7 @@ def choose_candidates(args: argparse.Namespace) -> int:
     )
     if scoring.about["threshold"] is None:
         raise InputError(f"--candidates {source} was mined without a threshold; give --scorer FILE")
-    rules = WebPairRules()
-    most = args.max_images_per_text or rules.max_images_per_text
+    most = args.max_images_per_text or WebPairRules().max_images_per_text
     candidates = table_input("--candidates", str(source), CANDIDATES)
     settings = {
         "candidates": candidates.digest,
@@ -107,8 +105,7 @@ def _write_tables(output: Path, source: Path, scoring: Scoring, most: int) -> li
         output / "funnel.json",
         build_funnel(counts.tallies.items(), (SCORES, BEST_TEXT, SHARED_TEXT)),
     )
-    shards = [writer.shard for writer in (pair_writer, reject_writer) if writer.shard is not None]
-    return shards
+    return [pair_writer.shard, reject_writer.shard]
 
 
 def _best_rows(source: Path, scoring: Scoring, counts: Counts) -> Iterator[Row]:

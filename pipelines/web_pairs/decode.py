@@ -1,7 +1,8 @@
 """Decodes the images of the remaining pairs; a unit is an archive or a part of one.
 
 Mining reads only image headers, because most images are not content and decoding is the most
-expensive step. Damaged images, images of one colour and images that a filter rejects are dropped.
+expensive step. Damaged images, images of one colour and images that a filter rejects are dropped,
+and texts that too many images share, which are looked up in files of sorted keys.
 """
 
 from collections import deque
@@ -9,7 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.web.pages.images import BATCH, ArchivedImage, Examiner, ImageFacts
@@ -19,18 +24,44 @@ from vlmill.pipelines.web_pairs.merge import gather_units
 from vlmill.pipelines.web_pairs.metrics import RejectedImages
 from vlmill.pipelines.web_pairs.mine import examining
 from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
-from vlmill.pipelines.web_pairs.shared import SharedTexts
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, sorted_rows, spool
 from vlmill.pipelines.web_pairs.stages import DECODE
-from vlmill.pipelines.web_pairs.units import Archive, Job, archive_units, open_counts
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop
+from vlmill.pipelines.web_pairs.units import Archive, Job, archive_units, open_counts, range_units
+from vlmill.runtime.units.funnel import Counts, Drop
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
 
 if TYPE_CHECKING:
     from vlmill.pipelines.filters.scorer import Scorer
+
+Keys = npt.NDArray[np.bytes_]
+
+
+def shared_path(job: Job, unit: Unit) -> Path:
+    """Returns the path of the keys of a range's shared texts."""
+    return job.joins / f"{unit.name}.shared"
+
+
+class SharedTexts:
+    """Looks up shared texts in memory-mapped files of sorted keys."""
+
+    def __init__(self, job: Job) -> None:
+        self._parts: dict[int, Keys] = {}
+        for unit in range_units("shared", job):
+            path = shared_path(job, unit)
+            if path.stat().st_size:
+                keys: Keys = np.memmap(path, dtype=f"S{rows.KEY}", mode="r")
+                self._parts |= dict.fromkeys(unit.slices, keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        keys = self._parts.get(key[0])
+        if keys is None:
+            return False
+        value = np.array(key, dtype=keys.dtype)
+        index = int(np.searchsorted(keys, value))
+        return index < len(keys) and bool(keys[index] == value)
+
 
 READ_AHEAD = 2 * BATCH  # images that are read while others are decoded
 

@@ -68,12 +68,7 @@ _decode_entry = msgspec.msgpack.Decoder(UrlEntry).decode
 
 
 def fetch_missing(
-    job: Job,
-    policy: PolitenessPolicy,
-    run_steps: RunSteps,
-    *,
-    buckets: int,
-    lock_seconds: float,
+    job: Job, policy: PolitenessPolicy, run_steps: RunSteps, *, buckets: int, lock_seconds: float
 ) -> list[tuple[str, int]]:
     """Mines the archives and fetches missing candidate images; returns all (path, bytes).
 
@@ -95,8 +90,7 @@ def fetch_missing(
             else:
                 list_missing(job, fetching, run_steps)
             fetch_all(fetching, run_steps)
-        fetched = collect_tables(fetching).archives
-        write_json(folder / DONE, [asdict(file) for file in fetched])
+        write_json(folder / DONE, [asdict(file) for file in collect_tables(fetching).archives])
         remove_work(folder)
     return [archive for each in sorted(folders.glob("fetch-*")) for archive in _list_fetched(each)]
 
@@ -247,8 +241,7 @@ def keep_chosen(number: int, search: Search, unit: Unit) -> Result:
         for _, value in stream
         if (archived := rows.pair(value).image).archive.startswith(ASSUMED)
     )
-    candidates = _save_keys(search.file("chosen", unit.number), keys)
-    return Result(metrics={"candidates": candidates})
+    return Result(metrics={"candidates": _save_keys(search.file("chosen", unit.number), keys)})
 
 
 def list_chosen(number: int, search: Search, unit: Unit) -> Result:

@@ -26,8 +26,7 @@ from vlmill.pipelines.web_pairs.archives import (
     add_sizes,
     find_archives,
     indexed_archives,
-    require_warc,
-    require_wat,
+    require_kind,
 )
 from vlmill.pipelines.web_pairs.blocked import read_blocked_pages
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
@@ -52,7 +51,7 @@ from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import FIRST_SCORES, PLAN, RESCORING, State, prepare_output
+from vlmill.runtime.files.outputs import FIRST_SCORES, PLAN, RESCORING, State, prepare_job
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.remote_lock import SECONDS
@@ -95,8 +94,7 @@ def run(
         safety_threshold=rules.safety_threshold,
         realism_threshold=rules.realism_threshold,
     )
-    kinds = word_flags(args)
-    lists = read_lists(args.blocked_words, args.vocabulary, languages, kinds=kinds)
+    lists = read_lists(args.blocked_words, args.vocabulary, languages, kinds=word_flags(args))
     output = to_path(args.output)
     index, archives = resolve_archives(args)
     if args.dry_run:
@@ -105,8 +103,7 @@ def run(
     if args.shards is None:
         args.shards = choose_shards(output, sized_by(index, archives))
     settings = read_settings(args, rules, filters) | languages.as_settings()
-    shared = args.part is not None
-    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
+    shared, state = args.part is not None, prepare_job(args, JOB, settings)
     archives_and_mined = with_mined(archives, mined_before(output), whole=index is not None)
     job = build_job(args, rules, archives_and_mined, filters, lists)
     if state is State.FINISHED and _lists(output, job):
@@ -141,13 +138,11 @@ def run(
 def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[SourceFile]]:
     """Returns the index, if one is given, and all files with pages. Raises InputError."""
     index, files = None, list[SourceFile]()
-    for flag, pattern, kind, require in (
-        ("--warc", args.warc, WARC, require_warc),
-        ("--wat", args.wat, WAT, require_wat),
-    ):
+    for kind, pattern in ((WARC, args.warc), (WAT, args.wat)):
         if pattern is not None:
+            flag = f"--{kind}"
             sizes = find_archives(pattern, base=args.base, allowed=args.allow_address, flag=flag)
-            require(f"{flag} {pattern}", [path for path, _ in sizes])
+            require_kind(kind, f"{flag} {pattern}", [path for path, _ in sizes])
             files += [SourceFile(path, size, kind) for path, size in sizes]
     if args.index is not None:
         index = indexed_archives(args.index, args.base, args.allow_address)
@@ -248,10 +243,7 @@ def _load_scorer(path: str | None) -> "Scorer | None":
 
 
 def with_mined(
-    files: Sequence[SourceFile | tuple[str, int]],
-    mined: Sequence[Archive],
-    *,
-    whole: bool = False,
+    files: Sequence[SourceFile | tuple[str, int]], mined: Sequence[Archive], *, whole: bool = False
 ) -> list[Archive]:
     """Returns the named archives and the archives mined into the output before, by path.
 
@@ -344,15 +336,10 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     write_shown(job, written, metrics.get("decode", []))
     write_report(output, {**settings, **changed_rules(job.rules), "archives": len(archives)})
     settings = {**settings, "archives": archives}
-    remove_killed(job)
+    for folder in (job.mined, output):  # files of workers that were killed during the run
+        remove_leftovers(folder)
     write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     remove_joins(job)
-
-
-def remove_killed(job: Job) -> None:
-    """Removes the leftovers of workers that were killed while the run continued with others."""
-    for folder in (job.mined, to_path(job.output)):
-        remove_leftovers(folder)
 
 
 def remove_joins(job: Job) -> None:

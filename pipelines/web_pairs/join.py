@@ -7,7 +7,7 @@ from itertools import chain, groupby
 from pathlib import Path
 
 from vlmill.pipelines.web.choice.choose import choose
-from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
+from vlmill.pipelines.web.choice.joined_page import JoinedPage, ScoredText
 from vlmill.pipelines.web.choice.site_content import Site, count_site_content
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web.pages.page import Page, PageImage
@@ -27,8 +27,7 @@ from vlmill.pipelines.web_pairs.spool import (
 from vlmill.pipelines.web_pairs.stages import DOMINANT, JOIN, TEXTS
 from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.net.opt_outs import signals_forbid
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop, Stage
+from vlmill.runtime.units.funnel import Counts, Drop, Stage
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 
@@ -237,7 +236,7 @@ class Chooser:
             if isinstance(choice, Drop):
                 self._drop(image_key(joined.page, image), choice)
                 continue
-            archived = joined.images[choice.order]
+            archived = joined.images[image.order]
             assert isinstance(archived, ArchivedImage), "a choice without an image"
             for stage in (JOIN, DOMINANT, TEXTS):
                 self._counts.passed(stage)
@@ -263,16 +262,18 @@ class Chooser:
             rank = rows.candidate_key(candidate)
             self._candidates.add(rank[0], rank, rows.encode(candidate))
 
-    def _in_language(self, choice: Choice, language: str) -> list[ScoredText] | Drop:
+    def _in_language(
+        self, choice: Sequence[ScoredText], language: str
+    ) -> Sequence[ScoredText] | Drop:
         """Returns the best texts in the page's language, best first, up to the number to keep.
 
         Without one, returns why the best text is in another language.
         """
         if not language:
-            return list(choice.texts[: self.rules.keep_texts])
+            return choice[: self.rules.keep_texts]
         texts: list[ScoredText] = []
         drops: list[Drop] = []
-        for text in choice.texts:
+        for text in choice:
             drop = caption_language(self._detector, text.text, language=language)
             if drop is None:
                 texts.append(text)

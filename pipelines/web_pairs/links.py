@@ -15,8 +15,7 @@ from vlmill.pipelines.web.archives.reading import Record
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter
 from vlmill.pipelines.web_pairs.stages import RECORDS, REDIRECTS
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.funnel import Counts, Drop
 from vlmill.schemas.rejects import Reason
 
 MAX_DIGESTS = 20_000  # of images, for revisits that name only a digest: about 5 MB

@@ -78,8 +78,7 @@ class RejectExamples:
     def collect(self, rejects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Passes rejects on and collects examples."""
         for row in rejects:
-            kind = (row["stage"], row["reason"])
-            examples = self._examples.setdefault(kind, [])
+            examples = self._examples.setdefault((row["stage"], row["reason"]), [])
             examples.append((drawn(row["key"]), row))
             if len(examples) > 20 * EXAMPLES:
                 examples[:] = select_first(examples)

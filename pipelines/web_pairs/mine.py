@@ -31,8 +31,7 @@ from vlmill.pipelines.web_pairs.table_rows import read_table
 from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.net.opt_outs import first_opt_out, robots_signals
 from vlmill.runtime.net.robots import MAX_BYTES
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import IN, Drop, Stage
+from vlmill.runtime.units.funnel import IN, Counts, Drop, Stage
 from vlmill.runtime.units.numbers import BYTES, Numbers
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason

@@ -72,8 +72,7 @@ def ordered_rows(job: Job, kind: str, unit: Unit) -> Iterator[Row]:
     """Yields the rows of a shard in order."""
     if len(unit.slices) == 1:
         return sorted_rows(list_spools(job, kind, unit.number), unit.number)
-    paths = [_ordered(job, unit.number, part, kind) for part in unit.slices]
-    return unsorted_rows(paths, 0)
+    return unsorted_rows([_ordered(job, unit.number, part, kind) for part in unit.slices], 0)
 
 
 def _ordered(job: Job, shard: int, part: int, kind: str) -> Path:

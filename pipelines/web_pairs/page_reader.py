@@ -12,8 +12,7 @@ from vlmill.pipelines.web.texts.language import LanguageDetector, page_language,
 from vlmill.pipelines.web_pairs.stages import LANGUAGE, PAGES, PARSE
 from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.net.opt_outs import first_opt_out
-from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.funnel import Counts, Drop
 from vlmill.schemas.rejects import Reason
 
 
@@ -30,8 +29,7 @@ class PageReader:
         description = record.described
         address = record.url if description is None else description.address
         if entry := self._blocked.find_block(address):
-            drop = Drop(Reason.EXCLUDED, f"blocked: {entry}")
-            self._counts.dropped(PAGES, record.key, drop)
+            self._counts.dropped(PAGES, record.key, Drop(Reason.EXCLUDED, f"blocked: {entry}"))
             return None
         if description is None:
             return self._parse(record)

@@ -131,31 +131,31 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
         output / "report.html",
         "Web pairs",
         [
-            report.Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
             report.Section(
-                title="Kept and rejected images",
-                body=_compare_images(samples, content.get("rejected", [])),
-                intro="Sampled at random; rejected images come from pairs that only their image "
+                "Funnel", funnel_bars(funnel) + report.funnel_table(funnel), "in = out + dropped"
+            ),
+            report.Section(
+                "Kept and rejected images",
+                _compare_images(samples, content.get("rejected", [])),
+                "Sampled at random; rejected images come from pairs that only their image "
                 "excluded. Racy images are counted, and not shown.",
             ),
             report.Section(
-                title="Sample pairs",
-                body=_images(samples),
-                intro=f"At most {SAMPLES}, sampled at random.",
+                "Sample pairs", _images(samples), f"At most {SAMPLES}, sampled at random."
             ),
-            report.Section(title="Distributions", body=_charts(counts)),
-            report.Section(title="Counted besides", body=_counted(metrics)),
+            report.Section("Distributions", _charts(counts)),
+            report.Section("Counted besides", _counted(metrics)),
             report.Section(
-                title="Sample rejects",
-                body=report.html_table(["stage", "reason", "key", "detail"], content["rejects"]),
-                intro="A few of each stage and reason, sampled at random.",
+                "Sample rejects",
+                report.html_table(["stage", "reason", "key", "detail"], content["rejects"]),
+                "A few of each stage and reason, sampled at random.",
             ),
             report.Section(
-                title="Filters",
-                body=report.html_table(["filter", "what was on"], filter_rows(settings)),
-                intro="Each is switched off by its flag, such as --safety-model none.",
+                "Filters",
+                report.html_table(["filter", "what was on"], filter_rows(settings)),
+                "Each is switched off by its flag, such as --safety-model none.",
             ),
-            report.Section(title="Settings", body=report.settings_table(settings)),
+            report.Section("Settings", report.settings_table(settings)),
         ],
         subtitle=f"{format_count(funnel[-1]['out'], 'pair')} from "
         f"{format_count(funnel[0]['in'], 'archive')}",
@@ -186,8 +186,7 @@ class Scores:
 
 def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
     """Returns the current scores in shards of ``pairs``. Memory: a row group."""
-    content = read_json(output / SHOWN)
-    ids = {sample["pair_id"] for sample in content["samples"]}
+    ids = {sample["pair_id"] for sample in read_json(output / SHOWN)["samples"]}
     counts, sample_scores = Counter[Any](), dict[str, float]()
     for path in shards:
         with pq.ParquetFile(path) as file:
@@ -197,10 +196,6 @@ def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
                 pairs = zip(pair_ids, scores, strict=True)
                 sample_scores |= {name: score for name, score in pairs if name in ids}
     return Scores(counts=counts, sample_scores=sample_scores)
-
-
-def _funnel(funnel: Sequence[Mapping[str, Any]]) -> Markup:
-    return Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel))
 
 
 def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
@@ -235,9 +230,7 @@ def _counted(metrics: Mapping[str, int]) -> Markup:
 def _compare_images(
     samples: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]
 ) -> Markup:
-    """Shows kept images on the left and rejected ones on the right, as LAIT's figures 2 and 3
-    (ImageBERT, arXiv:2001.07966).
-    """
+    """Shows kept images left and rejected ones right, like LAIT's figures (arXiv:2001.07966)."""
     kept_cards = [
         {"uri": sample["picture"], "text": sample["text"], "about": ""}
         for sample in samples

@@ -63,8 +63,7 @@ def outcome_key(key: bytes, outcome: ArchivedImage | Drop) -> bytes:
     """Returns the key of a URL's fact: the largest image sorts first, a Drop last."""
     if isinstance(outcome, Drop):
         return key + FACT + b"\1"
-    area = outcome.width * outcome.height
-    return key + FACT + b"\0" + number_key(MOST_PIXELS - area)
+    return key + FACT + b"\0" + number_key(MOST_PIXELS - outcome.width * outcome.height)
 
 
 def candidate_key(candidate: Pair) -> bytes:

@@ -12,10 +12,10 @@ from vlmill.pipelines.web_pairs.image_bytes import read_images
 from vlmill.pipelines.web_pairs.metrics import PairMetrics, RejectExamples
 from vlmill.pipelines.web_pairs.order import ordered_rows
 from vlmill.pipelines.web_pairs.pair import Pair
-from vlmill.pipelines.web_pairs.spool import Row, sorted_rows
+from vlmill.pipelines.web_pairs.spool import sorted_rows
 from vlmill.pipelines.web_pairs.stages import NEAR_DUPLICATES
 from vlmill.pipelines.web_pairs.units import Job, open_counts
-from vlmill.runtime.files.shards import Shard, ShardWriter
+from vlmill.runtime.files.shards import Shard, stream_shard
 from vlmill.runtime.units.funnel import OUT, Drop
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.unit import Result, Unit
@@ -72,22 +72,17 @@ def write_shard(job: Job, unit: Unit) -> Result:
         metrics.tar = webdataset.write_tar(job.output, unit.number, job.shards, samples)
     else:
         images = (image_row(pair.image, data) for pair, _, data in with_bytes)
-        shards.append(write_images(job, unit.number, images))
-    rejects = sorted_rows([rejects_path], unit.number)
-    stream = heapq.merge(ordered_rows(job, "rejects", unit), rejects)
-    shards.append(write_rows(job, REJECTS, unit.number, examples.collect(reject_rows(stream))))
+        shards.append(write_rows(job, IMAGES, unit.number, images))
+    own_rejects = sorted_rows([rejects_path], unit.number)
+    stream = heapq.merge(ordered_rows(job, "rejects", unit), own_rejects)
+    rejects = (rows.decode_reject(line) for line, _ in stream)
+    shards.append(write_rows(job, REJECTS, unit.number, examples.collect(rejects)))
     return Result(
         tallies=counts.tallies,
         shards=shards,
         metrics={**metrics.as_json(), **examples.as_json()},
         numbers=Numbers(pairs=counts.tallies[NEAR_DUPLICATES.name, OUT]),
     )
-
-
-def reject_rows(stream: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    """Yields rows of ``rejects`` from their bytes."""
-    for line, _ in stream:
-        yield rows.decode_reject(line)
 
 
 def pair_row(pair: Pair, split: str) -> dict[str, Any]:
@@ -144,29 +139,14 @@ def image_row(image: ArchivedImage, data: bytes) -> dict[str, Any]:
 
 
 def write_rows(job: Job, table: Table, number: int, stream: Iterable[dict[str, Any]]) -> Shard:
-    """Writes rows in their input order."""
-    return _write(job, table, number, stream, lambda row: 0)
-
-
-def write_images(job: Job, number: int, stream: Iterable[dict[str, Any]]) -> Shard:
-    """Writes rows of ``images``; the row groups are bounded by their images' bytes."""
-    return _write(job, IMAGES, number, stream, lambda row: len(row["bytes"]))
-
-
-def _write(
-    job: Job, table: Table, number: int, stream: Iterable[dict[str, Any]], get_size: Any
-) -> Shard:
-    producer = {"job": JOB, "rules": job.rules.as_settings()}
-    writer = ShardWriter(job.output, table, number, job.shards, producer=producer)
-    with writer:
-        group: list[dict[str, Any]] = []
-        size = 0
-        for row in stream:
-            group.append(row)
-            size += get_size(row)
-            if size > GROUP_BYTES or len(group) == GROUP_ROWS:
-                writer.write(group)
-                group, size = [], 0
-        writer.write(group)
-    assert writer.shard is not None
-    return writer.shard
+    """Writes rows in their input order; row groups of images are bounded by their bytes."""
+    return stream_shard(
+        job.output,
+        table,
+        stream,
+        number,
+        job.shards,
+        producer={"job": JOB, "rules": job.rules.as_settings()},
+        group_rows=GROUP_ROWS,
+        group_bytes=GROUP_BYTES,
+    )

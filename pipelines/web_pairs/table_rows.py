@@ -58,7 +58,8 @@ def find_tables(argument: str) -> list[tuple[str, int]]:
     if path.is_dir() and any(path.glob("pairs-*.parquet")):
         paths = find_shards(path, PAIRS, FLAG)
     elif path.is_dir():
-        paths = sorted(file for file in path.iterdir() if _is_table(file))
+        tables = (p for p in path.iterdir() if p.suffix.lower() in FORMATS and p.is_file())
+        paths = sorted(p for p in tables if not p.name.startswith("."))  # the system's
     else:
         paths = [path] if path.is_file() else sorted(matches(argument))
     if folder := next((file for file in paths if file.is_dir()), None):
@@ -69,11 +70,6 @@ def find_tables(argument: str) -> list[tuple[str, int]]:
             f"{', '.join(FORMATS)}"
         )
     return [(str(file), file.stat().st_size) for file in paths]
-
-
-def _is_table(file: Path) -> bool:
-    """Returns whether a file in a folder is a table; hidden files belong to the system."""
-    return file.suffix.lower() in FORMATS and not file.name.startswith(".") and file.is_file()
 
 
 def require_columns(paths: Sequence[str], columns: TableColumns) -> None:

@@ -35,7 +35,7 @@ from vlmill.pipelines.web_pairs.table_rows import NO_COLUMNS, TableColumns
 from vlmill.runtime.files.atomic import atomic_path, remove_leftovers
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import remove_tree, to_path
-from vlmill.runtime.units.counts import Counts
+from vlmill.runtime.units.funnel import Counts
 from vlmill.runtime.units.unit import Unit, read_record, read_result
 
 if TYPE_CHECKING:
@@ -181,8 +181,7 @@ class Job:
 
     def count_slices(self, kind: str) -> int:
         """Returns the number of slices of a kind's spools."""
-        by_shard = ("rejects", "mined-inline", "pairs", "images")
-        return self.shards if kind in by_shard else SLICES
+        return self.shards if kind in ("rejects", "mined-inline", "pairs", "images") else SLICES
 
     @cached_property
     def num_ranges(self) -> int:
@@ -336,10 +335,7 @@ def keep_index(job: Job, index: Index) -> None:
     for archive in job.archives:
         if archive.path not in index.ranges:
             continue
-        with (
-            atomic_path(job.index / f"{archive.id.hex()}.npy") as path,
-            path.open("wb") as file,
-        ):
+        with atomic_path(job.index / f"{archive.id.hex()}.npy") as path, path.open("wb") as file:
             np.save(file, index.ranges[archive.path], allow_pickle=False)
 
 

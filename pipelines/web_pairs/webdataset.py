@@ -23,14 +23,9 @@ class Sample(NamedTuple):
     image: bytes
 
 
-def tar_name(number: int, total: int) -> str:
-    """Returns the name of a shard, as in ``pairs-00000-of-00016.tar``."""
-    return f"pairs-{number:05d}-of-{total:05d}.tar"
-
-
 def write_tar(folder: str, number: int, total: int, samples: Iterable[Sample]) -> dict[str, Any]:
     """Writes one tar; returns its line of the index. Memory: one image."""
-    path = to_path(folder) / tar_name(number, total)
+    path = to_path(folder) / f"pairs-{number:05d}-of-{total:05d}.tar"
     count = 0
     with atomic_path(path) as temporary:
         with tarfile.open(temporary, "w") as tar:

@@ -1,7 +1,6 @@
 """Provides the clients of the HTTP services, which `vlmill.client` exports.
 
 They need the standard library only, and pyarrow for tables of regions. Reading order: ``forms``
-(bodies), ``responses``, ``calls`` (what is sent for each path, and how the response is read),
-``plans`` (inputs beyond a request's limits), ``retries``, ``connections``, ``sending``,
-``blocking`` and ``asynchronous``.
+(bodies), ``responses``, ``calls`` (what is sent for each path, how the response is read, and inputs
+beyond a request's limits), ``connections`` (and retries) and ``sending`` (the clients).
 """

@@ -208,9 +208,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def parse_known_args(  # type: ignore[override]
-        self,
-        args: Sequence[str] | None = None,
-        namespace: argparse.Namespace | None = None,
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parses, and refuses arguments that name a pipe or a device, which might never end."""
         parsed, unknown = super().parse_known_args(args, namespace)
@@ -222,9 +220,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def parse_args(  # type: ignore[override]
-        self,
-        args: Sequence[str] | None = None,
-        namespace: argparse.Namespace | None = None,
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Parses all arguments. An unknown one is an error of the subcommand that it follows."""
         parsed, unknown = self.parse_known_args(args, namespace)

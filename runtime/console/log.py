@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vlmill.runtime.console.trackers import Trackers
@@ -65,12 +64,7 @@ class Log:
     def __enter__(self) -> "Log":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._active:
             self._file.close()
             self._trackers.close()

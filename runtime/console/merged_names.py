@@ -7,9 +7,7 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def merge_names(names: Iterable[str]) -> list[str]:
-    """Merges names that differ in numbers only: ``layers.0.norm`` to ``layers.11.norm`` become
-    ``layers.0-11.norm``. The order is that of the first of each.
-    """
+    """Merges names in order: ``layers.0.norm`` to ``layers.11.norm`` are ``layers.0-11.norm``."""
     groups: dict[str, list[tuple[int, ...]]] = {}
     for name in names:
         numbers = tuple(map(int, NUMBER.findall(name)))

@@ -38,7 +38,7 @@ MOST_MARKED = 12  # points of a curve
 CHART_INK, CHART_FILL, CHART_SECOND = "#33475b", "#4a7fb5", "#d9822b"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """Holds a part of a page: a heading, an optional sentence under it, and safe HTML."""
 
@@ -224,10 +224,6 @@ def _can_draw() -> bool:
     return True
 
 
-def _no_chart(title: str) -> Markup:
-    return Markup("<p>{}: no chart; {}</p>").format(title, missing_line("matplotlib"))
-
-
 def _figure(width: float = 5.6, height: float = 2.8) -> "tuple[Figure, Any]":
     from matplotlib.figure import Figure
 
@@ -264,7 +260,7 @@ def line_chart(
 ) -> Markup:
     """Draws curves by name, each (x values, y values)."""
     if not _can_draw():
-        return _no_chart(title)
+        return Markup("<p>{}: no chart; {}</p>").format(title, missing_line("matplotlib"))
     figure, axes = _figure(width=7.6, height=3.2)
     for name, (x, y) in curves.items():
         marker = "o" if len(x) < MOST_MARKED else ""  # one point alone would not be visible

@@ -39,9 +39,7 @@ def _take_any_character(stream: TextIO | None) -> TextIO:
 
 
 class StatusStream(io.TextIOWrapper):
-    """Drops text on standard error that cannot be written: its reader has ended, or its disk is
-    full.
-    """
+    """Drops text that standard error refuses: its reader has ended, or its disk is full."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         super().__init__(

@@ -130,9 +130,7 @@ def _has_tensorboard(folder: Path) -> bool:
 
 
 def _start_wandb(output: Path, run: str | None) -> tuple[GeneralTracker, str]:
-    """Starts Weights & Biases; its files are in ``output``, and its own variables such as
-    WANDB_MODE apply.
-    """
+    """Starts Weights & Biases in ``output``; its own variables such as WANDB_MODE apply."""
     run = run or secrets.token_hex(8)
     tracker = WandBTracker(
         os.environ.get("WANDB_PROJECT", PROJECT),

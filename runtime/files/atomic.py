@@ -118,9 +118,7 @@ def _note_files(path: Path, folder: Path) -> None:
 
 @contextmanager
 def local_folder(path: str | Path) -> Iterator[Path]:
-    """Yields a folder for memory-mapped files: ``path`` itself, or a temporary one for a path in a
-    store.
-    """
+    """Yields a folder for memory-mapped files: ``path``, or a temporary one for a store's."""
     path = to_path(path)
     if not isinstance(path, RemotePath):
         yield path

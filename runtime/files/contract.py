@@ -5,6 +5,9 @@ and that columns without nulls have none.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,12 +21,33 @@ from vlmill.schemas.errors import InputError
 REMEDY = "write the table again by its contract (docs/tables.md)"
 
 
+@contextmanager
+def naming_damage(path: Path, damage: str = "is damaged", remedy: str = "") -> Iterator[None]:
+    """Raises InputError for a file that the block cannot read."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(f"{path} {damage}: {reason}{remedy}") from None
+
+
+_opening = partial(
+    naming_damage, damage="is not a readable Parquet file", remedy="; give a Parquet table"
+)
+
+
 def read_parquet_footer(path: Path) -> pq.FileMetaData:
     """Returns a file's footer. Raises InputError for a file that is not Parquet."""
-    try:
+    with _opening(path):
         return pq.read_metadata(readable(path))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from None
+
+
+def read_parquet_schema(path: Path) -> pa.Schema:
+    """Returns a file's columns. Raises InputError for a file that is not Parquet."""
+    with _opening(path):  # also for names that are not UTF-8
+        return pq.read_schema(readable(path))
 
 
 def check_file(path: Path, spec: tables.Table) -> None:
@@ -34,10 +58,8 @@ def check_file(path: Path, spec: tables.Table) -> None:
     them.
     """
     footer = read_parquet_footer(path)
-    try:
+    with _opening(path):  # for names that are not UTF-8
         schema = footer.schema.to_arrow_schema()
-    except (ValueError, pa.ArrowException) as error:  # ValueError: names that are not UTF-8
-        raise _unreadable(path, error) from None
     tables.check_version(schema.metadata, spec, str(path))
     if fault := tables.schema_fault(schema, spec) or _listed_nulls(footer, spec):
         raise InputError(f"{path}: {fault}; {REMEDY}")
@@ -75,8 +97,3 @@ def _listed_nulls(footer: pq.FileMetaData, spec: tables.Table) -> str | None:
         if nulls := sum(s.null_count for s in statistics if s.has_null_count):
             return tables.values_fault(Counter({tables.NULLS: nulls}), required[column.path], spec)
     return None
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    reason = str(error).splitlines()[0].rstrip(".")
-    return InputError(f"{path} is not a readable Parquet file: {reason}; give a Parquet table")

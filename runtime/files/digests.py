@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.inputs import Input, Rule
 from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.files.outputs import PLAN
-from vlmill.runtime.files.paths import is_web, matches, readable, to_path
+from vlmill.runtime.files.paths import is_web, matches, to_path
 from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.files.remote import RemotePath
 from vlmill.runtime.files.shards import Shard
@@ -45,7 +43,8 @@ class Measure:
 def table_input(flag: str, argument: str | Path, spec: Table) -> Input:
     """Returns the record of a table argument. Raises InputError if it has no such table."""
     paths = find_shards(argument, spec, flag)
-    jobs = sorted({job for job in map(_read_job, {path.parent for path in paths}) if job})
+    folders = {path.parent for path in paths if (path.parent / MANIFEST).is_file()}
+    jobs = sorted(filter(None, {read_manifest(folder)["job"] for folder in folders}))
     rule: Rule = "manifest" if _listed(paths) is not None else "ends"
     return _record(flag, str(argument), rule, spec.name, job=", ".join(jobs) or None)
 
@@ -56,9 +55,7 @@ def file_input(flag: str, path: str | Path, *, job: str | None = None) -> Input:
 
 
 def path_input(flag: str, argument: str | Path, *, job: str | None = None) -> Input:
-    """Returns the record of a file or a glob by sizes and ends, of a folder or many files by
-    listing.
-    """
+    """Returns the record of a file or glob by sizes and ends, of many files by listing."""
     path = str(argument)
     many = not is_web(path) and (to_path(path).is_dir() or len(_matches(path)) > MANY_FILES)
     return _record(flag, path, "listing" if many else "ends", None, job=job)
@@ -119,10 +116,6 @@ def _listed(paths: Sequence[Path]) -> list[Shard] | None:
     return [entries[path] for path in paths] if entries.keys() >= set(paths) else None
 
 
-def _read_job(folder: Path) -> str | None:
-    return read_manifest(folder)["job"] if (folder / MANIFEST).is_file() else None
-
-
 def _by_content(path: str, _: Table | None) -> Measure:
     file = to_path(path)
     return Measure(digest=hash_file(file), files=1, bytes=file.stat().st_size)
@@ -132,14 +125,7 @@ def _by_ends(path: str, spec: Table | None) -> Measure:
     files = _matches(path) if spec is None else find_shards(path, spec)
     if not files:
         raise FileNotFoundError(f"{path}: no such file")
-    try:
-        rows = (
-            None
-            if spec is None
-            else sum(pq.read_metadata(readable(file)).num_rows for file in files)
-        )
-    except pa.ArrowException as error:
-        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
+    rows = None if spec is None else sum(read_parquet_footer(file).num_rows for file in files)
     lines = [f"{file.name} {file.stat().st_size} {_ends(file)}" for file in files]
     size = sum(file.stat().st_size for file in files)
     return Measure(digest=_hash_lines(lines), files=len(files), bytes=size, rows=rows)

@@ -10,9 +10,7 @@ MAPPING = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
 
 
 class MappedRange(NamedTuple):
-    """Describes a part of a file: ``mapped[begin:end]``, whose first mapped byte is the file's
-    ``start``.
-    """
+    """Describes ``mapped[begin:end]`` of a file; ``start`` is where its first mapped byte is."""
 
     mapped: mmap.mmap
     start: int

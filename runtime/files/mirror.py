@@ -32,18 +32,14 @@ _mirrors: dict[Path, "Mirror"] = {}
 
 
 def push(folder: str | Path) -> None:
-    """Updates the store if ``folder`` is, or is inside, a mirror's work folder; otherwise does
-    nothing.
-    """
+    """Updates the store if ``folder`` is, or is inside, the work folder of a mirror."""
     for parent in (Path(folder), *Path(folder).parents):
         if mirror := _mirrors.get(parent):
             mirror.push()
 
 
 def restore_paths(text: str) -> str:
-    """Returns a sentence about work folders of mirrors, with the paths that the user gave
-    for them.
-    """
+    """Returns a sentence about work folders of mirrors, with the paths that the user gave."""
     for folder, mirror in _mirrors.items():
         text = text.replace(str(folder), str(mirror.place))
     return text
@@ -145,9 +141,7 @@ class Mirror:
             raise InputError(f"{remote} differs from its entry in {LISTING} says; use --fresh")
 
     def push(self) -> None:
-        """Uploads changed files, lists them, and removes deleted ones; the manifest is uploaded
-        last.
-        """
+        """Uploads changed files, lists them, and removes deleted ones; the manifest is last."""
         stamps = dict(self._files())
         changed = [name for name in stamps if stamps[name] != self._stamps.get(name)]
         changed.sort(key=lambda name: (Path(name).name == self._last, name))

@@ -4,6 +4,7 @@ The settings that decide the output are written to ``_plan.json`` before anythin
 manifest at the end. A folder with other settings is never mixed with this run's.
 """
 
+import argparse
 import json
 from collections.abc import Mapping
 from enum import Enum
@@ -44,6 +45,18 @@ class State(Enum):
     NEW = "new"
     PARTIAL = "partial"
     FINISHED = "finished"
+
+    @property
+    def outcome(self) -> str:
+        """Returns the first words of the line about a run's output."""
+        return "finished before" if self is State.FINISHED else "done"
+
+
+def prepare_job(args: argparse.Namespace, job: str, settings: Mapping[str, Any]) -> State:
+    """Prepares ``--output`` by a job's ``--fresh`` and ``--part``, and returns its state."""
+    return prepare_output(
+        args.output, job=job, settings=settings, fresh=args.fresh, shared=args.part is not None
+    )
 
 
 def prepare_output(

@@ -100,9 +100,7 @@ def _matches(argument: str | Path, *, recursive: bool) -> list[Path]:
 
 
 def readable(path: str | Path) -> Any:
-    """Returns the source that pyarrow opens for ``path``: a local path, or a stream of ranges in a
-    store.
-    """
+    """Returns what pyarrow opens for ``path``: a local path, or a stream of ranges in a store."""
     path = to_path(path)
     return path.open("rb") if isinstance(path, RemotePath) else path
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.runtime.files.contract import check_file, check_values, read_parquet_footer
+from vlmill.runtime.files.contract import (
+    check_file,
+    check_values,
+    naming_damage,
+    read_parquet_footer,
+)
 from vlmill.runtime.files.listed import CHECKS, ListedFile, file_problem
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.files.paths import matches, readable, to_path
@@ -147,16 +152,13 @@ def iter_batches(
     """
     names = spec.schema.names if columns is None else list(columns)
     for path in find_shards(argument, spec, flag):
-        with pq.ParquetFile(readable(path)) as file:
-            try:
-                limit = limit_batch_rows(path, batch_rows)
-                for batch in file.iter_batches(batch_size=limit, columns=names):
-                    require_short_texts(path, batch)
-                    check_values(path, batch, spec)
-                    batch = add_missing_columns(batch, spec, names)
-                    yield batch.select(names)  # Parquet returns them in the file's order
-            except (OSError, pa.ArrowException) as error:
-                raise _damaged(path, error) from None
+        with pq.ParquetFile(readable(path)) as file, naming_damage(path):
+            limit = limit_batch_rows(path, batch_rows)
+            for batch in file.iter_batches(batch_size=limit, columns=names):
+                require_short_texts(path, batch)
+                check_values(path, batch, spec)
+                batch = add_missing_columns(batch, spec, names)
+                yield batch.select(names)  # Parquet returns them in the file's order
 
 
 def read_group(
@@ -166,16 +168,10 @@ def read_group(
 
     Raises InputError if it is damaged, and if values of these columns break the contract.
     """
-    try:
+    with naming_damage(path):
         table = file.read_row_group(group, columns=list(columns))
         check_values(path, table, spec)
         return table
-    except (OSError, pa.ArrowException) as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
 
 def read_table(

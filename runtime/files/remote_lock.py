@@ -144,9 +144,7 @@ class _Lock:
             print(f"warning: {self.said}: {self.lost_to} has taken over", file=sys.stderr)
 
     def require(self) -> None:
-        """Raises StoreFailed if the lock belongs to another run; renews it if that may have
-        happened.
-        """
+        """Raises StoreFailed if another run has the lock; renews it if that may have happened."""
         if time.monotonic() - self.renewed > 2 * self._every:  # the process was suspended
             self._renew()
         if self.lost_to:
@@ -171,9 +169,7 @@ def describe_holder(holder: dict[str, Any]) -> str:
 
 
 def _read(path: RemotePath) -> tuple[dict[str, Any], str, float] | None:
-    """Returns the object's content, its version, and its age in seconds; None if it does
-    not exist.
-    """
+    """Returns the object's content, version and age in seconds; None if it does not exist."""
     get = _get_s3 if stores.parse_scheme(path.url) == "s3" else _get_gs
     try:
         content, version, age = stores.retry_request(path.url, lambda: get(path.url))

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -77,6 +76,8 @@ class ShardWriter:
     written tables were marked :data:`FINITE`. ``compression`` is pyarrow's name or "none".
     """
 
+    shard: Shard
+
     def __init__(
         self,
         folder: str | Path,
@@ -94,7 +95,6 @@ class ShardWriter:
         self._stack = ExitStack()
         self._places: ByteRangesWriter | None = None
         self._rows, self._finite = 0, True
-        self.shard: Shard | None = None
 
     def __enter__(self) -> "ShardWriter":
         self._temporary = self._stack.enter_context(atomic_path(self.path))
@@ -154,12 +154,7 @@ class ShardWriter:
             self._rows += table.num_rows
             self._finite &= isinstance(rows, pa.Table) and is_marked_finite(rows.schema.metadata)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._stack.__exit__(kind, error, trace)
         if error is None:
             self.shard = self._described
@@ -187,7 +182,33 @@ def write_shard(
     )
     with writer:
         writer.write(rows)
-    assert writer.shard is not None
+    return writer.shard
+
+
+def stream_shard(
+    folder: str | Path,
+    spec: Table,
+    rows: Iterable[dict[str, Any]],
+    index: int,
+    total: int,
+    *,
+    producer: Mapping[str, Any],
+    group_rows: int,
+    group_bytes: int = 1 << 30,
+) -> Shard:
+    """Writes a shard of any number of rows, in their order.
+
+    Memory: a row group, of ``group_rows`` rows or of ``group_bytes`` bytes of images.
+    """
+    with ShardWriter(folder, spec, index, total, producer=producer) as writer:
+        group, size = list[dict[str, Any]](), 0
+        for row in rows:
+            group.append(row)
+            size += len(row.get("bytes") or b"")
+            if size > group_bytes or len(group) == group_rows:
+                writer.write(group)
+                group, size = [], 0
+        writer.write(group)
     return writer.shard
 
 

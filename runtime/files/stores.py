@@ -124,9 +124,7 @@ def retry_request(url: str, action: Callable[[], Answer]) -> Answer:
 
 
 def has_credentials() -> bool:
-    """Returns whether S3 requests can be signed; without credentials only public objects
-    are read.
-    """
+    """Returns whether S3 requests can be signed; without credentials only public ones are read."""
     has_variables = any(os.environ.get(name) for name in _OF_S3)
     return has_variables or Path("~/.aws/credentials").expanduser().is_file()
 

@@ -39,8 +39,7 @@ def limit_batch_rows(path: Path, rows: int) -> int:
 def _longest_repeated(path: Path, *_: int) -> int:
     """Returns the bytes of the longest text in dictionaries that could expand; 0: none could."""
     try:
-        footer = pq.read_metadata(readable(path))
-        return max(_chunk_sizes(path, footer), default=0)
+        return max(_chunk_sizes(path, pq.read_metadata(readable(path))), default=0)
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or ["unreadable"])[0]
         raise InputError(f"{path} is not a readable Parquet file: {reason}; give another") from None

@@ -88,9 +88,7 @@ class ByteRangesWriter:
         self._gaps: dict[str, list[Offsets]] = {name: [] for name in self._sizes}
 
     def add(self, table: pa.Table, written: MappedRange) -> None:
-        """Finds the values of ``table`` in ``written``, the part of the file that holds its row
-        group.
-        """
+        """Finds the values of ``table`` in ``written``, the part of the file with its row group."""
         begin = written.begin
         for name in self._sizes:
             values = [value for chunk in table.column(name).chunks for value in slice_values(chunk)]
@@ -249,7 +247,7 @@ class ShardByteRanges:
     def _unpack(self, name: str) -> tuple[Sizes, Offsets, Offsets]:
         """Returns sizes and gaps of a column, and each row group's first gap."""
         try:
-            if self._rows[-1] > MAX_ROWS:
+            if min(self._rows) < 0 or self._rows[-1] > MAX_ROWS:
                 raise ValueError(f"{self._rows[-1]} rows")
             sizes = _decode_numbers(self._listed[name]["sizes"], "<i4", self._rows[-1])
             filled = np.concatenate([[0], np.cumsum(sizes > 0)])
@@ -273,9 +271,7 @@ class ShardByteRanges:
         )
 
     def _offsets(self, group: int, name: str, sizes: Sizes, gaps: Offsets) -> Offsets | None:
-        """Returns the offsets of a row group's values, if these fill the column's bytes in the
-        footer.
-        """
+        """Returns the offsets of a row group's values, if these fill the column's bytes."""
         chunk = self._metadata.row_group(group).column(self._columns[name])
         begin, length = chunk.data_page_offset, chunk.total_compressed_size
         end = begin + length
@@ -308,9 +304,7 @@ def find_misplaced(
     names: Sequence[str],
     mapped: pa.Buffer,
 ) -> list[str]:
-    """Returns the columns of a row group whose positions do not match the values that pyarrow
-    reads.
-    """
+    """Returns the columns of a row group whose positions do not match pyarrow's values."""
     return [
         name
         for name in names
@@ -330,10 +324,7 @@ def _hold(byte_ranges: ByteRanges | None, column: pa.ChunkedArray, mapped: pa.Bu
         content = value.as_buffer()
         if content.size != size:
             return False
-        if size and not _equal(mapped, offset - LENGTH_BYTES, _with_length(content)):
+        stored = pa.py_buffer(length_prefix(size) + content.to_pybytes())
+        if size and not _equal(mapped, offset - LENGTH_BYTES, stored):
             return False
     return True
-
-
-def _with_length(content: pa.Buffer) -> pa.Buffer:
-    return pa.py_buffer(length_prefix(content.size) + content.to_pybytes())

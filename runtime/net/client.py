@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,9 +51,7 @@ class Client:
         self._bell = Wakeup()
         self._epoll.register(self._bell.fd, select.EPOLLIN)
         self._names = Names(
-            settings.names or dns_lookup(),
-            patience=settings.connect_seconds,
-            wake=self._bell.ring,
+            settings.names or dns_lookup(), patience=settings.connect_seconds, wake=self._bell.ring
         )
         self._nameless: dict[str, list[tuple[Request, str]]] = {}  # by host, while it is looked up
         self._fds: set[int] = set()
@@ -70,12 +67,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -113,5 +113,4 @@ class Answer:
     address: str | None = None  # the server's IP address
     started: float = 0.0  # seconds since 1970
     seconds: float = 0.0  # until the end of the answer
-    http_version: str = "1.1"
     location: str | None = None  # target of a redirect, absolute; None if it is not a URL

@@ -82,9 +82,7 @@ class Names:
         return next(iter(self._asked.values())) + self._patience if self._asked else None
 
     def close(self) -> None:
-        """Releases the lookup; its sockets are closed soon after, and no further lookup is
-        possible.
-        """
+        """Releases the lookup; its sockets are closed soon, and no further lookup is possible."""
         del self._lookup
 
     def _end(self, outcome: LookupOutcome) -> None:

@@ -202,9 +202,7 @@ def _plain(code: int) -> str | None:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Returns whether the start of ``path`` matches ``pattern``: ``*`` matches anything, ``$`` the
-    end.
-    """
+    """Returns whether ``pattern`` matches the start of ``path``: ``*`` anything, ``$`` the end."""
     is_whole = pattern.endswith("$")
     first, *parts = pattern.removesuffix("$").split("*")
     if not path.startswith(first):

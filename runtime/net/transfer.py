@@ -148,7 +148,6 @@ class Transfer:
             address=None if self._proxy else self.curl.getinfo(pycurl.PRIMARY_IP) or None,
             started=self.started,
             seconds=self.curl.getinfo(pycurl.TOTAL_TIME),
-            http_version=self.head.split(maxsplit=1)[0][5:].decode("latin-1") if status else "1.1",
             location=self._location(status, headers),
         )
 

@@ -1,27 +1,24 @@
 """Provides random access to the images of an ``images`` table."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlmill.runtime.files.contract import naming_damage
 from vlmill.runtime.files.paths import readable
-from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.files.value_offsets import NULL, ByteRanges
-from vlmill.runtime.readers.mapped import Footer, MappedShard, read_footer
-from vlmill.runtime.readers.row_index import Numbers, RowIndex
-from vlmill.schemas.errors import InputError
+from vlmill.runtime.readers.mapped import MappedShard
+from vlmill.runtime.readers.row_index import ShardReader
 from vlmill.schemas.tables import IMAGES
 
 OPEN_FOOTERS = 64
 CACHED_GROUPS = 1024  # shards with known positions of their images: 12 bytes per row each
 
 
-class ImageReader:
+class ImageReader(ShardReader):
     """Reads the encoded bytes of images, by image_id or by row number in the order of the shards.
 
     ``argument`` is a folder, a file or a glob. The index uses about 100 bytes per image. Files are
@@ -30,8 +27,10 @@ class ImageReader:
     include the ids.
     """
 
+    spec = IMAGES
+
     def __init__(self, argument: str | Path, *, flag: str = "--images") -> None:
-        self.paths, self._flag = find_shards(argument, IMAGES, flag), flag
+        super().__init__(argument, flag)
         groups: list[tuple[int, int]] = []
         rows = [0]
         for shard, path in enumerate(self.paths):
@@ -41,17 +40,13 @@ class ImageReader:
                 rows.append(metadata.row_group(group).num_rows)
         self._groups, self._starts = groups, np.cumsum(rows, dtype=np.int64)
         self._open()
-        self._index: RowIndex | None = None
-        self._ids  # noqa: B018  # raises InputError for a repeated id
+        self.index  # noqa: B018  # raises InputError for a repeated id
 
     def _open(self) -> None:
         self._shards = [MappedShard(path) for path in self.paths]
         self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
         self._places = lru_cache(maxsize=CACHED_GROUPS)(self._read_byte_ranges)
         self._group = lru_cache(maxsize=1)(self._read_group)
-
-    def _read_footer(self, shard: int) -> Footer:
-        return read_footer(self.paths[shard])
 
     def _read_byte_ranges(self, group_index: int) -> ByteRanges | None:
         shard, group = self._groups[group_index]
@@ -70,60 +65,24 @@ class ImageReader:
         self._index = None
         self._open()
 
-    @property
-    def _ids(self) -> RowIndex:
-        if self._index is None:
-            self._index = RowIndex(self.paths, IMAGES, self._flag)
-        return self._index
-
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __contains__(self, image_id: object) -> bool:
-        return image_id in self._ids
-
-    @property
-    def image_ids(self) -> list[str]:
-        """Returns all ids, in the order of shards and rows."""
-        return self._ids.ids()
-
-    def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Returns row numbers of images, ``row_index.ABSENT`` for those without a row."""
-        return self._ids.find(image_ids)
-
-    @property
-    def index(self) -> RowIndex:
-        """Returns the index of the ids."""
-        return self._ids
-
-    def group_starts(self) -> Numbers:
-        """Returns the first row of each row group: rows of a group are together in the file."""
-        return self._starts[:-1]
-
     def __getitem__(self, image_id: str) -> bytes | None:
-        """Returns an image's bytes, None if the table has none. Raises KeyError for an
-        unknown id.
-        """
-        return self.read_bytes(self._ids.number(image_id))
+        """Returns an image's bytes, None if there are none. Raises KeyError for an unknown id."""
+        return self.read_bytes(self.index.number(image_id))
 
     def read_bytes(self, number: int) -> bytes | None:
-        """Returns the bytes of row ``number``, None if the table has none. Raises InputError for
-        damage.
-        """
+        """Returns the bytes of row ``number``, None without any. Raises InputError for damage."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         group_index = int(np.searchsorted(self._starts, number, side="right")) - 1
         within, shard = number - int(self._starts[group_index]), self._groups[group_index][0]
-        try:
+        with naming_damage(self.paths[shard]):
             byte_ranges = self._places(group_index)
             if byte_ranges is None:
                 value: bytes | None = self._group(group_index)[within].as_py()
                 return value
-        except InputError:
-            raise
-        except (OSError, ValueError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"{self.paths[shard]} is damaged: {reason}") from None
         offset, size = int(byte_ranges.offsets[within]), int(byte_ranges.sizes[within])
         if size == NULL:
             return None

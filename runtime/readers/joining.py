@@ -95,11 +95,9 @@ class Join:
 
     def samples(self, image_ids: Sequence[str]) -> str:
         """Returns a few ids of both sides, for an error."""
-        held = _join_ids(self._sample_ids())
+        samples = range(min(len(self._index), SAMPLES))
+        held = _join_ids([self._index.get_id(row) for row in samples])
         return f"{self._asking} has {_join_ids(image_ids)}, {self._holding} has {held}"
-
-    def _sample_ids(self) -> Sequence[str]:
-        return [self._index.get_id(row) for row in range(min(len(self._index), SAMPLES))]
 
 
 def _join_ids(image_ids: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vlmill.runtime.files.contract import check_values
+from vlmill.runtime.files.contract import check_values, naming_damage
 from vlmill.runtime.files.value_offsets import NULL, binary_columns
 from vlmill.runtime.readers import region_rows
 from vlmill.runtime.readers.mapped import Footer, MappedShard
@@ -170,9 +170,7 @@ class RegionGroup:
         return self._shard.bytes[location[0] : sum(location)]
 
     def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
-        """Returns a binary column as [count, width] in the type that the metadata states for
-        ``like``.
-        """
+        """Returns a binary column as [count, width] in the type of the metadata for ``like``."""
         data = self.stored_bytes(name, number)
         if data is None:
             return None
@@ -183,9 +181,7 @@ class RegionGroup:
         return region_rows.from_stored(values, self._arrays[like]["dtype"])
 
     def locate_features(self, number: int) -> tuple[int, int] | None:
-        """Returns :meth:`locate_value` of the features. Raises InputError if their number is not
-        that of the boxes.
-        """
+        """Returns :meth:`locate_value` of features. Raises InputError unless each box has one."""
         location = self.locate_value("features", number)
         if location is not None:
             count = self._sizes["num_boxes"][number]
@@ -221,7 +217,7 @@ def read_group(
     shard: MappedShard, shard_number: int, footer: Footer, group: int, arrays: dict[str, Any]
 ) -> RegionGroup:
     """Reads row group ``group`` of a shard. Raises InputError for a damaged file."""
-    try:
+    with naming_damage(shard.path):
         places: Places = {}
         for name in BINARY:
             byte_ranges = footer.byte_ranges.find_ranges(group, name)
@@ -236,11 +232,6 @@ def read_group(
         if any(breaks_contract(chunk, field) for chunk, field in chunks):
             check_values(shard.path, table, REGIONS)
         return RegionGroup(table, arrays, places=places, shard=shard, shard_number=shard_number)
-    except InputError:
-        raise
-    except (OSError, ValueError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{shard.path} is damaged: {reason}") from None
 
 
 def _list(array: Any, kind: np.dtype[Any]) -> _List:

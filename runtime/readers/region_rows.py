@@ -148,17 +148,11 @@ _LARGEST_BITS = int(np.float32(LARGEST).view(np.uint32))
 LARGEST_BFLOAT16 = float(np.uint32(_LARGEST_BITS >> 16 << 16).view(np.float32))  # at most LARGEST
 # The bits of the largest number. A positive number has larger bits the larger it is, and infinity
 # and NaN have larger ones than all numbers; a negative number has the highest bit in addition.
-LARGEST_BITS = {
-    "float16": 0x7BFF,
-    "bfloat16": _LARGEST_BITS >> 16,
-    "float32": _LARGEST_BITS,
-}
+LARGEST_BITS = {"float16": 0x7BFF, "bfloat16": _LARGEST_BITS >> 16, "float32": _LARGEST_BITS}
 
 
 def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:
-    """Returns whether the stored bytes of an array of ``dtype`` are finite numbers of at most
-    :data:`LARGEST`.
-    """
+    """Returns whether stored bytes of ``dtype`` are finite and at most :data:`LARGEST`."""
     largest, size = LARGEST_BITS[dtype], FEATURE_DTYPES[dtype].itemsize
     # Compares bits: NumPy checks float16 values one by one, and needs a copy for an absolute value.
     bits = np.frombuffer(stored, np.dtype(f"<u{size}"))
@@ -195,8 +189,7 @@ def encode_regions(rows: Sequence[RegionRow], *, dtype: str, checked: bool = Fal
     for name in RANGES:
         _check_range(rows, name)
     columns = [_encode_column(rows, field, dtype, checked) for field in REGIONS.schema]
-    schema = REGIONS.schema.with_metadata({FINITE: "true"})
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=REGIONS.schema.with_metadata({FINITE: "true"}))
 
 
 def _check_shapes(row: RegionRow) -> None:

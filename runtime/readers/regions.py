@@ -5,7 +5,7 @@ R boxes of an image, D feature width, K class probabilities.
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.paths import readable
-from vlmill.runtime.files.reading import find_shards, read_array_formats, read_producer
+from vlmill.runtime.files.reading import read_array_formats, read_producer
 from vlmill.runtime.files.shards import is_marked_finite
 from vlmill.runtime.readers.held import Regions
-from vlmill.runtime.readers.mapped import Footer, MappedShard, read_footer
+from vlmill.runtime.readers.mapped import MappedShard
 from vlmill.runtime.readers.region_group import RegionGroup, read_group
 from vlmill.runtime.readers.region_rows import (
     PER_BOX,
@@ -30,7 +30,7 @@ from vlmill.runtime.readers.region_rows import (
     region_arrays,
     to_stored,
 )
-from vlmill.runtime.readers.row_index import ABSENT, Numbers, RowIndex
+from vlmill.runtime.readers.row_index import ABSENT, ShardReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS
 
@@ -38,7 +38,7 @@ OPEN_FOOTERS = 64
 UNKNOWN = -1  # state of a row that was not checked for finite numbers
 
 
-class RegionReader(Regions):
+class RegionReader(ShardReader, Regions):
     """Reads any row of a regions table, by image_id or by row number in the order of the shards.
 
     ``argument`` is a folder, a file or a glob. Files are memory-mapped: in shards that record the
@@ -49,10 +49,13 @@ class RegionReader(Regions):
     and reads them again on demand.
     """
 
+    spec, counted = REGIONS, ("num_boxes",)
+
     def __init__(
         self, argument: str | Path, *, flag: str = "--regions", cached_rows: int = 16_384
     ) -> None:
-        self.paths, self._flag, self._cached_rows = find_shards(argument, REGIONS, flag), flag, 0
+        super().__init__(argument, flag)
+        self._cached_rows = 0
         self.producer = read_producer(self.paths[0])
         self.arrays = read_array_formats(self.paths[0])
         for path in self.paths[1:]:
@@ -73,16 +76,12 @@ class RegionReader(Regions):
         self._starts: list[int] = [0, *accumulate(n for groups in counts for n in groups)]
         self._marked = [is_marked_finite(read_parquet_footer(path).metadata) for path in self.paths]
         self._looked_at: npt.NDArray[np.int8] | None = None
-        self._index: RowIndex | None = None
-        self._ids  # noqa: B018  # raises InputError for a repeated id
+        self.index  # noqa: B018  # raises InputError for a repeated id
 
     def _open(self) -> None:
         self._shards = [MappedShard(path) for path in self.paths]
         self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
         self._cache: OrderedDict[int, RegionGroup] = OrderedDict()
-
-    def _read_footer(self, shard: int) -> Footer:
-        return read_footer(self.paths[shard])
 
     def __getstate__(self) -> dict[str, Any]:
         unpicklable = ("_shards", "_footer", "_cache", "_index", "_cached_rows", "_looked_at")
@@ -94,58 +93,27 @@ class RegionReader(Regions):
         self._open()
 
     @property
-    def _ids(self) -> RowIndex:
-        if self._index is None:
-            self._index = RowIndex(self.paths, REGIONS, self._flag, ["num_boxes"])
-        return self._index
-
-    @property
-    def flag(self) -> str:
-        """Returns the option that names the table."""
-        return self._flag
-
-    @property
     def detector_fingerprint(self) -> str | None:
         """Identifies the detector's weights and conventions; None if the producer gave none."""
         return _fingerprint(self.producer)
 
-    @property
-    def image_ids(self) -> list[str]:
-        """Returns all ids, in the order of shards and rows."""
-        return self._ids.ids()
-
-    def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Returns the row numbers of images, :data:`ABSENT` for those without a row."""
-        return self._ids.find(image_ids)
-
-    @property
-    def index(self) -> RowIndex:
-        """Returns the index of the ids."""
-        return self._ids
-
     def box_counts(self) -> npt.NDArray[np.int32]:
         """Returns R of each row from the index, without reading rows."""
-        return self._ids.counts("num_boxes")
+        return self.index.counts("num_boxes")
 
     def num_boxes(self, image_id: str) -> int:
         """Returns R of an image from the index, without reading its row. Raises KeyError."""
-        return int(self.box_counts()[self._number(image_id)])
-
-    def _number(self, image_id: str) -> int:
-        return self._ids.number(image_id)
+        return int(self.box_counts()[self.index.number(image_id)])
 
     def __len__(self) -> int:
         return self._starts[-1]
-
-    def __contains__(self, image_id: object) -> bool:
-        return image_id in self._ids
 
     def __iter__(self) -> Iterator[RegionRow]:
         return (self.row(number) for number in range(len(self)))
 
     def __getitem__(self, image_id: str) -> RegionRow:
         """Returns the row of an image. Raises KeyError if it has none."""
-        return self.row(self._number(image_id))
+        return self.row(self.index.number(image_id))
 
     def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """Returns the mapped bytes of a value that a row's group locates in its shard."""
@@ -169,10 +137,6 @@ class RegionReader(Regions):
             region_group, within = self.locate_row(number)
             self._looked_at[number] = region_group.is_finite(within)
         return bool(self._looked_at[number])
-
-    def group_starts(self) -> Numbers:
-        """Returns the first row of each row group: rows of a group are together in the file."""
-        return np.array(self._starts[:-1], dtype=np.int64)
 
     def _find_group(self, number: int) -> int:
         if not 0 <= number < self._starts[-1]:

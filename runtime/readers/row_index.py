@@ -1,17 +1,20 @@
-"""Finds rows of a table by image_id."""
+"""Finds rows of a table by image_id: the index of the ids, and what readers of shards share."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.runtime.files.contract import check_values
+from vlmill.runtime.files.contract import check_values, naming_damage
 from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.reading import find_shards
+from vlmill.runtime.readers.mapped import Footer, read_footer
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 from vlmill.schemas.names import Difference, compose_nfc, difference, extract_core, without_ending
@@ -95,10 +98,6 @@ class IdIndex:
                 position += 1
         return numbers
 
-    def find_all(self, image_id: str) -> list[int]:
-        """Returns all rows of an id, in order."""
-        return [row for row in self._exact.find_rows(image_id) if self.get_id(row) == image_id]
-
     @cached_property
     def _ids_without_ending(self) -> _Keys:
         return _Keys((without_ending(compose_nfc(text)) for text in self._texts()), len(self))
@@ -163,12 +162,40 @@ class RowIndex(IdIndex):
 
 
 def _read(path: Path, spec: Table, columns: Sequence[str]) -> pa.Table:
-    try:
+    with naming_damage(path):
         table = pq.read_table(readable(path), columns=list(columns), partitioning=None)
         check_values(path, table, spec)
-        return table
-    except InputError:
-        raise
-    except (OSError, ValueError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path} is damaged: {reason}") from None
+    return table
+
+
+class ShardReader:
+    """Finds rows of a table's shards by image_id; a pickled reader reads the ids again."""
+
+    spec: ClassVar[Table]
+    counted: ClassVar[Sequence[str]] = ()  # int32 columns in the index
+
+    def __init__(self, argument: str | Path, flag: str) -> None:
+        self.paths, self.flag = find_shards(argument, self.spec, flag), flag
+        self._index: RowIndex | None = None
+
+    def _read_footer(self, shard: int) -> Footer:
+        return read_footer(self.paths[shard])
+
+    @property
+    def index(self) -> RowIndex:
+        """Returns the index of the ids. Raises InputError for a repeated id."""
+        if self._index is None:
+            self._index = RowIndex(self.paths, self.spec, self.flag, self.counted)
+        return self._index
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self.index
+
+    @property
+    def image_ids(self) -> list[str]:
+        """Returns all ids, in the order of shards and rows."""
+        return self.index.ids()
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Returns the row numbers of images, :data:`ABSENT` for those without a row."""
+        return self.index.find(image_ids)

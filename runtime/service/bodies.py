@@ -1,5 +1,7 @@
 """Parses request bodies into images and words: one image, a form of files, or JSON.
 
+Images that a request names by URL are fetched, never from internal addresses.
+
 Parsers copy images once and never decode them as text. JSON needs up to nine times the size of
 its texts, which is bounded.
 """
@@ -15,7 +17,12 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from vlmill.runtime.net.addresses import parse_networks
+from vlmill.runtime.net.client import Client
+from vlmill.runtime.net.exchange import Answer, ClientSettings, Request
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
+from vlmill.runtime.service.settings import ServiceSettings
+from vlmill.schemas.rejects import Reason
 
 FORM, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
 MOST_FIELDS = 1_000  # in addition to images
@@ -32,6 +39,7 @@ MOST_TEXT_BYTES = 8 * 2**20
 # once.
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 SHORTEST_IMAGE = 1_024  # characters of base64; shorter ones are read as texts
+MOST_REDIRECTS, FETCH_SECONDS = 3, 20.0  # of an image that is named by its URL
 LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{%d,}={0,2}"' % SHORTEST_IMAGE)
 
 
@@ -323,3 +331,61 @@ def decode_base64(encoded: str | memoryview) -> bytes:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError):
         raise bad_request("images: not base64", "bad_json") from None
+
+
+def client_settings(settings: ServiceSettings) -> ClientSettings:
+    """Returns the HTTP client's settings for a service."""
+    return ClientSettings(
+        contact=settings.contact,
+        connections=settings.max_images,
+        connect_seconds=5.0,
+        seconds=min(FETCH_SECONDS, settings.seconds),
+        max_bytes=settings.max_bytes,
+        allowed=parse_networks("--allow-address", settings.allowed_addresses),
+    )
+
+
+def fetch_images(urls: Sequence[str], settings: ServiceSettings) -> list[RequestImage]:
+    """Downloads the images simultaneously; redirects are followed by the same client.
+
+    Raises RequestRefused for an image that is not available; its message names no private address.
+    """
+    contents: dict[int, bytes] = {}
+    with Client(client_settings(settings)) as client:
+        indices: dict[str, list[int]] = {}
+        for index, url in enumerate(urls):
+            indices.setdefault(url, []).append(index)
+        # The open requests, the image of each, and its number of redirects.
+        pending = {url: [(url, 0)] for url in indices}
+        for url in indices:
+            client.start(Request(url=url))
+        total = 0
+        while client.num_running:
+            for answer in client.wait(timeout=1.0):
+                for origin, redirects in pending.pop(answer.request.url):
+                    if answer.failure is None and 300 <= answer.status < 400:
+                        if answer.location is None or redirects == MOST_REDIRECTS:
+                            raise bad_request(f"{origin[:200]}: too many redirects", "not_fetched")
+                        if answer.location not in pending:
+                            client.start(Request(url=answer.location))
+                        pending.setdefault(answer.location, []).append((origin, redirects + 1))
+                        continue
+                    require_content(origin, answer)
+                    total += len(answer.content)
+                    if total > settings.max_bytes:
+                        raise RequestRefused(
+                            413, "too_large", f"over {settings.max_bytes} bytes downloaded"
+                        )
+                    contents |= dict.fromkeys(indices[origin], answer.content)
+    return [RequestImage(name=url, content=contents[index]) for index, url in enumerate(urls)]
+
+
+def require_content(url: str, answer: Answer) -> None:
+    """Raises RequestRefused unless the response is complete and has status 200."""
+    short = url[:200]
+    if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
+        raise bad_request(f"{short}: not a web address", "bad_address")
+    if answer.failure is not None:
+        raise bad_request(f"{short}: not downloaded ({answer.failure.value})", "not_fetched")
+    if answer.status != 200:
+        raise bad_request(f"{short}: response with status {answer.status}", "not_fetched")

@@ -30,9 +30,7 @@ class ClientConnection(Protocol):
 
     @property
     def is_malformed(self) -> bool:
-        """Returns whether the client sent invalid HTTP: the connection got 400 and is
-        being closed.
-        """
+        """Returns whether the client sent invalid HTTP: it got 400 and is being closed."""
 
     def begin_request(self) -> None:
         """Called when the headers of a request have arrived."""

@@ -168,9 +168,7 @@ class Exchange:
             return
         if b"content-length" in self.headers or self.scope["http_version"] == "1.0":
             raise RequestRefused(
-                400,
-                "bad_http",
-                "send either content-length or, in HTTP/1.1, transfer-encoding",
+                400, "bad_http", "send either content-length or, in HTTP/1.1, transfer-encoding"
             )
 
     def require_room(self, more: int = 0) -> None:
@@ -283,9 +281,7 @@ class Exchange:
         return self.has_body or none
 
     async def linger(self) -> None:
-        """Continues to read for a moment: closing immediately could drop the response to a client
-        that still sends.
-        """
+        """Reads on: closing now could drop the response to a client that still sends."""
         self.release()
         end = time.monotonic() + LINGER_SECONDS
         while (left := end - time.monotonic()) > 0:
@@ -371,9 +367,7 @@ def is_cross_site(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def has_token(header: bytes, token: str) -> bool:
-    """Returns whether an Authorization header has the token, in a time that does not depend on how
-    much of it is correct.
-    """
+    """Returns whether an Authorization header has the token, in constant time."""
     scheme, _, credentials = header.partition(b" ")
     expected, received = (
         hashlib.sha256(word).digest() for word in (token.encode(), credentials.strip())

@@ -35,9 +35,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLoad:
-    """Describes the work of a worker: its pace, the weights of its batches, and the time it has
-    computed.
-    """
+    """Describes a worker's pace, the weights of its batches, and how long it has computed."""
 
     seconds_per_weight: float = 0.0
     weights: Sequence[float] = ()  # of its batches; it is computing the first
@@ -75,7 +73,8 @@ class Forecast:
 
     def retry_after(self, weight_before: float, seconds: float) -> int:
         """Returns the seconds after which a request with a deadline of ``seconds`` can be sent."""
-        return retry_seconds(CAUTION * self.seconds(weight_before) - seconds)
+        left = CAUTION * self.seconds(weight_before) - seconds
+        return max(1, min(LONGEST_RETRY, math.ceil(left)))
 
 
 def make_forecast(loads: Sequence[WorkerLoad]) -> Forecast:
@@ -89,8 +88,3 @@ def make_forecast(loads: Sequence[WorkerLoad]) -> Forecast:
     rate = sum(1 / pace for pace in paces) * len(loads) / len(paces)
     base = sum(load.busy_seconds for load in loads) / len(loads)
     return Forecast(base=base, each=1 / rate)
-
-
-def retry_seconds(seconds: float) -> int:
-    """Returns a number of whole seconds for Retry-After."""
-    return max(1, min(LONGEST_RETRY, math.ceil(seconds)))

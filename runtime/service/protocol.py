@@ -111,9 +111,7 @@ class HttpConnection(H11Protocol):
 
     @property
     def is_malformed(self) -> bool:
-        """Returns whether the client sent invalid HTTP: the connection got 400 and is
-        being closed.
-        """
+        """Returns whether the client sent invalid HTTP: it got 400 and is being closed."""
         return self._is_malformed
 
     def begin_request(self) -> None:
@@ -125,9 +123,7 @@ class HttpConnection(H11Protocol):
         self._all.work(self)
 
     def begin_answer(self) -> None:
-        """Notes that nothing else may be sent before the response, which begins with the next
-        write.
-        """
+        """Notes that nothing may be sent before the response, which begins with the next write."""
         self._is_answering = True
         self._writer.hold_next()
 

@@ -74,8 +74,7 @@ def format_flag(name: str) -> str:
 def add_service_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of :class:`ServiceSettings`."""
     usual = ServiceSettings()
-    serving = parser.add_argument_group("serving")
-    add = serving.add_argument
+    add = parser.add_argument_group("serving").add_argument
     add(
         "--host",
         default=usual.host,
@@ -101,8 +100,7 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         help="e-mail address or URL for site owners (needed with --allow-urls)",
     )
     add("--allow-address", action="append", default=[], metavar="CIDR", help=argparse.SUPPRESS)
-    limits = parser.add_argument_group("limits")
-    add = limits.add_argument
+    add = parser.add_argument_group("limits").add_argument
     add(
         "--max-bytes",
         type=int,

@@ -19,8 +19,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from vlmill import __version__
-from vlmill.runtime.service.bodies import Form, RequestImage, read_form, require_max_images
-from vlmill.runtime.service.fetching import fetch_images
+from vlmill.runtime.service.bodies import (
+    Form,
+    RequestImage,
+    fetch_images,
+    read_form,
+    require_max_images,
+)
 from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, HOLD, Guard
 from vlmill.runtime.service.logs import WRITER, log
 from vlmill.runtime.service.metrics import Metrics, resident_bytes

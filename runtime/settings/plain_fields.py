@@ -163,9 +163,7 @@ def _key(node: Any, name: str, path: str, plain: Mapping[str, Any]) -> Any:
 
 
 def flatten(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings and lists as one mapping of dotted paths to scalars (or empty
-    containers).
-    """
+    """Returns nested mappings and lists as a mapping of dotted paths to scalars or empty ones."""
     return dict(_leaves(plain, prefix))
 
 

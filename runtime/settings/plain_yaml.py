@@ -16,9 +16,7 @@ PLAIN = ("null", "bool", "int", "float")
 
 
 class BadYaml(ValueError):
-    """Raised for a text that is not YAML, or YAML that is not accepted; with the reason and the
-    line from 1.
-    """
+    """Raised for a text that is not YAML, or not accepted: the reason and the line, from 1."""
 
     def __init__(self, reason: str, line: int) -> None:
         super().__init__(reason)

@@ -1,13 +1,14 @@
 """Defines the funnel: inputs, outputs and drops of each stage, by reason.
 
-A stage's pure function returns a kept item, or a :class:`Drop`.
+A stage's pure function returns a kept item, or a :class:`Drop`, which becomes a row of ``rejects``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, reject
 
 IN, OUT = "in", "out"
 
@@ -57,3 +58,33 @@ def build_funnel(
             | {"rejects": rejects}
         )
     return funnel
+
+
+KeepReject = Callable[[dict[str, object]], None]
+
+
+class Counts:
+    """Holds the counts of one unit of work; ``keep`` receives the rows of dropped items."""
+
+    def __init__(self, keep: KeepReject) -> None:
+        self.tallies: Counter[Tally] = Counter()
+        self._keep = keep
+
+    def entered(self, stage: Stage, count: int = 1) -> None:
+        """Counts ``count`` items that entered ``stage``."""
+        self.tallies[stage.name, IN] += count
+
+    def left(self, stage: Stage, count: int = 1) -> None:
+        """Counts ``count`` items that left ``stage``."""
+        self.tallies[stage.name, OUT] += count
+
+    def passed(self, stage: Stage, count: int = 1) -> None:
+        """Counts ``count`` items that entered and left ``stage``."""
+        self.tallies[stage.name, IN] += count
+        self.tallies[stage.name, OUT] += count
+
+    def dropped(self, stage: Stage, key: str, drop: Drop) -> None:
+        """Counts an item that entered ``stage`` and was dropped, and keeps its reject."""
+        self.entered(stage)
+        self.tallies[stage.name, drop.reason.value] += 1
+        self._keep(reject(stage.name, key, drop.reason, drop.detail))

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
@@ -70,13 +69,8 @@ class UnitProgress:
         self._progress.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._progress.__exit__()
         if self._before:
             units = f"{self._before} of {self._total} unit{'s' * (self._total > 1)}"
             print_status(f"continuing: {self._label}, {units} finished before")

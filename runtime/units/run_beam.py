@@ -3,17 +3,27 @@
 A worker computes the units of a step when the previous step is done.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.metrics.metric import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from vlmill.runtime.units.launch.metrics import count_in_beam
 from vlmill.runtime.units.launch.options import run_pipeline
+from vlmill.runtime.units.numbers import MILLISECONDS
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.stored import StoredJob, remove_stored, store_job
 from vlmill.runtime.units.unit import AnyJob, Unit
+
+
+def count_in_beam(step: str, numbers: Mapping[str, int]) -> None:
+    """Adds a unit's numbers to the counters of ``step``; its time is a distribution."""
+    for name, count in numbers.items():
+        if name == MILLISECONDS:
+            Metrics.distribution(step, name).update(count)
+        else:
+            Metrics.counter(step, name).inc(count)
 
 
 class ListUnits(beam.DoFn):

@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.lock import parts_at_work
@@ -13,9 +12,6 @@ from vlmill.runtime.units.numbers import Numbers, UnitProgress
 from vlmill.runtime.units.share import POLL_S, Share
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import AnyJob, Unit, is_finished, record_path
-
-if TYPE_CHECKING:
-    from vlmill.runtime.units.pool import Workers
 
 Shared = tuple[AnyJob, Sequence[Step[AnyJob]]]
 
@@ -37,7 +33,9 @@ def run_here(
     with ExitStack() as stack:
         shared, pool = (job, steps), None
         if workers > 1:
-            pool = stack.enter_context(_open_pool(workers, shared, module))
+            from vlmill.runtime.units.pool import open_workers  # multiprocessing loads slowly
+
+            pool = stack.enter_context(open_workers(workers, shared, module))
         for number, step in enumerate(steps):
             all_units = units = step.units(job)
             if share is not None:
@@ -53,14 +51,6 @@ def run_here(
                     progress.add(numbers)
             if share is not None and (share.number == 1 or step is not steps[-1]):
                 wait_for_others(job, step, all_units, share)
-
-
-def _open_pool(
-    workers: int, shared: Shared[AnyJob], module: str
-) -> "AbstractContextManager[Workers[Any]]":
-    from vlmill.runtime.units.pool import open_workers  # multiprocessing loads slowly
-
-    return open_workers(workers, shared, module)
 
 
 def _wait(job: AnyJob, progress: UnitProgress) -> None:

@@ -42,8 +42,7 @@ class Share:
 
     def select_others(self) -> "list[Share]":
         """Returns the other shares."""
-        numbers = range(1, self.count + 1)
-        return [replace(self, number=n) for n in numbers if n != self.number]
+        return [replace(self, number=n) for n in range(1, self.count + 1) if n != self.number]
 
 
 def parse_share(text: str) -> Share:

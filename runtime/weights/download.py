@@ -111,10 +111,7 @@ def require_digest(location: object, path: Path, sha256: str) -> None:
 
 
 def download_to(
-    location: WebLocation,
-    path: Path,
-    allowed: Sequence[Network],
-    authorization: str | None = None,
+    location: WebLocation, path: Path, allowed: Sequence[Network], authorization: str | None = None
 ) -> None:
     """Downloads a file to a path, continuing a partial file of an earlier call.
 
@@ -175,9 +172,7 @@ def _append(url: str, part: Path, start: int, first: Part, fetch: Callable[..., 
 
 
 def _read_state(about: Path, part: Path) -> tuple[int, tuple[int, str | None]]:
-    """Returns the number of bytes of an interrupted download, and the size and version of its
-    file.
-    """
+    """Returns the bytes of an interrupted download, and the size and version of its file."""
     none = 0, (0, None)
     try:
         state, size = read_json(about), part.stat().st_size

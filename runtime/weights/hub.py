@@ -143,9 +143,7 @@ def _fetch_missing(
 
 
 class Below(dict[str, int | None]):
-    """Holds the sizes of the files in a folder of a repository, by their names in that folder;
-    ``full_names`` are those in the repository.
-    """
+    """Holds a folder's file sizes by name; ``full_names`` are the names in the repository."""
 
     def __init__(self, folder: str, sizes: Mapping[str, int | None]) -> None:
         prefix = f"{folder}/" if folder else ""
@@ -155,9 +153,7 @@ class Below(dict[str, int | None]):
 
 
 def select_below(location: HubLocation, sizes: Mapping[str, int | None]) -> Below:
-    """Returns the files of the folder that a location names. Raises InputError for a folder that is
-    not in the repository.
-    """
+    """Returns the files of a location's folder. Raises InputError for an absent folder."""
     below = Below(location.path, sizes)
     if location.path and not below:
         names = ", ".join(sorted(sizes)[:8])

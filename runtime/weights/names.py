@@ -54,11 +54,6 @@ def is_named(text: object) -> bool:
     return str(text).startswith((HUB, *WEB))
 
 
-def is_hub(text: object) -> bool:
-    """Returns whether a text names a repository of the hub."""
-    return str(text).startswith(HUB)
-
-
 def path_or_name(text: str) -> Path | str:
     """Converts an argument that is a path, a URL of a store, or a name of weights."""
     return text if is_named(text) else path_or_url(text)
@@ -66,7 +61,7 @@ def path_or_name(text: str) -> Path | str:
 
 def parse_name(text: str) -> HubLocation | WebLocation:
     """Parses a name. Raises InputError for a text that is not one, with the expected form."""
-    return parse_hub_location(text) if is_hub(text) else parse_web_location(text)
+    return parse_hub_location(text) if str(text).startswith(HUB) else parse_web_location(text)
 
 
 def parse_hub_location(text: str) -> HubLocation:

@@ -95,9 +95,7 @@ def format_name(head: bytes) -> str | None:
 
 
 def other_name(head: bytes) -> str | None:
-    """Returns the type of a file that is not an image (an archive, a table, an HTML page),
-    or None.
-    """
+    """Returns the type of a file that is no image (an archive, a table, an HTML page), or None."""
     head = head[:HEAD_BYTES]
     is_page = _first_element(head).startswith(_PAGE)
     return _by_magic(head, _OTHERS) or ("HTML page" if is_page else None)

@@ -74,9 +74,7 @@ def read_orientation(image: Image.Image) -> int:
 
 
 def profile_block(text: object) -> bytes:
-    """Parses the block that ImageMagick writes to PNGs as text: three header lines, then
-    hexadecimal.
-    """
+    """Parses the text block that ImageMagick writes to PNGs: three header lines, then hex."""
     try:
         return bytes.fromhex("".join(str(text).split("\n")[3:]))
     except ValueError:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -74,7 +75,7 @@ def count_parts(data: bytes, name: str | None) -> Counter[str]:
 
 # --- JPEG -----------------------------------------------------------------------------------------
 
-SOI, EOI, SOS, COM = 0xD8, 0xD9, 0xDA, 0xFE
+EOI, SOS = 0xD9, 0xDA
 EXIF, MPF = b"Exif\0\0", b"MPF\0"
 BARE = {0x01, *range(0xD0, 0xDA)}  # markers without a length
 # Inside a scan 0xFF is followed by 0 if it is data, and by another byte in restart markers.
@@ -206,13 +207,6 @@ def num_bytes(tags: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
     kinds = np.where(tags["kind"] < len(SIZES), tags["kind"], 0)
     sizes: npt.NDArray[np.float64] = tags["count"].astype(np.float64) * SIZES[kinds]
     return sizes
-
-
-def tiff_parts(data: bytes) -> Parts:
-    """Yields the parts of a TIFF: the tags of all its pages, and the strips or tiles of the first
-    one.
-    """
-    yield from directory_parts(data, pages=True)
 
 
 def directory_parts(data: bytes, *, pages: bool = False) -> Parts:
@@ -400,7 +394,8 @@ def boxes(data: bytes, offset: int, end: int) -> Iterator[tuple[bytes, int, int]
 PARSERS: Mapping[str, Callable[[bytes], Parts]] = {
     "JPEG": jpeg_parts,
     "PNG": png_parts,
-    "TIFF": tiff_parts,
+    # The tags of all its pages, and the strips or tiles of the first one.
+    "TIFF": partial(directory_parts, pages=True),
     "GIF": gif_parts,
     "WEBP": webp_parts,
     "BMP": bmp_parts,

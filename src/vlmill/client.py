@@ -11,12 +11,12 @@ requests. :class:`AsyncClient` does the same in coroutines; ``calls`` are for :m
 """
 
 from vlmill.runtime.client import calls
-from vlmill.runtime.client.asynchronous import AsyncClient
-from vlmill.runtime.client.blocking import Client
+from vlmill.runtime.client.sending import AsyncClient
+from vlmill.runtime.client.sending import Client
 from vlmill.runtime.client.calls import Call, RegionBatch, RejectedImage
 from vlmill.runtime.client.connections import ServiceUnreachable
 from vlmill.runtime.client.responses import ServiceError
-from vlmill.runtime.client.retries import Retries
+from vlmill.runtime.client.connections import Retries
 
 __all__ = [
     "AsyncClient",

@@ -11,15 +11,15 @@ from types import FrameType
 import pytest
 
 from vlmill.extract import cli as extract
-from vlmill.pipelines.crawl import command as crawl
-from vlmill.pipelines.fit_image_filter import command as fit_image_filter
-from vlmill.pipelines.fit_scorer import command as fit_scorer
-from vlmill.pipelines.hard_negatives import command as hard_negatives
-from vlmill.pipelines.manifest import job as manifest
-from vlmill.pipelines.nearest_images import command as nearest_images
-from vlmill.pipelines.regions import command as regions
-from vlmill.pipelines.tables import command as tables
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.crawl import __main__ as crawl
+from vlmill.pipelines.fit_image_filter import __main__ as fit_image_filter
+from vlmill.pipelines.fit_scorer import __main__ as fit_scorer
+from vlmill.pipelines.hard_negatives import __main__ as hard_negatives
+from vlmill.pipelines.manifest import __main__ as manifest
+from vlmill.pipelines.nearest_images import __main__ as nearest_images
+from vlmill.pipelines.regions import __main__ as regions
+from vlmill.pipelines.tables import __main__ as tables
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.runtime.console.command import Parser
 from vlmill.runtime.files.paths import irregular_kind, read_regular
 from vlmill.train import cli as train

@@ -13,9 +13,9 @@ import pytest
 from tests.factories import Tables, write_images
 
 from vlmill.extract.cli import command
-from vlmill.pipelines.hard_negatives.command import main as hard_negatives
-from vlmill.pipelines.nearest_images.command import main as nearest_images
-from vlmill.pipelines.regions.command import main as regions_job
+from vlmill.pipelines.hard_negatives.__main__ import main as hard_negatives
+from vlmill.pipelines.nearest_images.__main__ import main as nearest_images
+from vlmill.pipelines.regions.__main__ import main as regions_job
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.files.manifest import write_manifest
 from vlmill.runtime.files.shards import describe_shard

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmill.extract import cli as extract
-from vlmill.pipelines.hard_negatives import command as hard_negatives
-from vlmill.pipelines.tables import command as tables
+from vlmill.pipelines.hard_negatives import __main__ as hard_negatives
+from vlmill.pipelines.tables import __main__ as tables
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.files.manifest import write_manifest
 from vlmill.runtime.files.shards import write_shard

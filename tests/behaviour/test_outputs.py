@@ -14,12 +14,12 @@ from tests.factories import NO_MODELS, Tables, write_images
 from tests.nightly import stand_for
 
 from vlmill.extract.cli import command
-from vlmill.pipelines.hard_negatives.command import main as hard_negatives
-from vlmill.pipelines.manifest.job import main as manifest
-from vlmill.pipelines.nearest_images.command import main as nearest_images
-from vlmill.pipelines.regions.command import main as regions_job
-from vlmill.pipelines.tables.command import main as tables
-from vlmill.pipelines.web_pairs.command import main as web_pairs
+from vlmill.pipelines.hard_negatives.__main__ import main as hard_negatives
+from vlmill.pipelines.manifest.__main__ import main as manifest
+from vlmill.pipelines.nearest_images.__main__ import main as nearest_images
+from vlmill.pipelines.regions.__main__ import main as regions_job
+from vlmill.pipelines.tables.__main__ import main as tables
+from vlmill.pipelines.web_pairs.__main__ import main as web_pairs
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.files.lock import LOCK
 from vlmill.train.cli import main as train_vl

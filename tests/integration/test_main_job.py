@@ -17,8 +17,8 @@ from tests.factories import NO_MODELS
 
 import vlmill
 from vlmill.extract import cli as extract_cli
-from vlmill.pipelines.hard_negatives import command as hard_negatives
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.hard_negatives import __main__ as hard_negatives
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table

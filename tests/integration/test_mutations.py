@@ -37,14 +37,14 @@ from vlmill.extract.images.tar import BrokenArchive as BrokenTar
 from vlmill.extract.images.tar import members, read_member
 from vlmill.models.convert.files import read_state
 from vlmill.models.convert.plain_pickle import BadPickle, loads
-from vlmill.pipelines.manifest.job import main as manifest
+from vlmill.pipelines.manifest.__main__ import main as manifest
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.reading import BrokenArchive, Record, read_archive, read_bodies
 from vlmill.pipelines.web.choice.choose import choose
 from vlmill.pipelines.web.choice.joined_page import JoinedPage
 from vlmill.pipelines.web.choice.site_content import count_site_content
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
-from vlmill.pipelines.web_pairs.command import main as web_pairs
+from vlmill.pipelines.web_pairs.__main__ import main as web_pairs
 from vlmill.pipelines.web_pairs.page_reader import decode_source, read_page
 from vlmill.runtime.files.reading import iter_batches, read_table
 from vlmill.runtime.readers.images import ImageReader
@@ -170,7 +170,7 @@ def test_pages_give_candidates_or_reasons(count: int) -> None:
             if isinstance(choice, Drop):
                 assert_writable("dominant", f"{page.url} {image.src}", choice)
             else:  # encoding fails for lone surrogates
-                texts += sum(len(scored.text.encode()) > 0 for scored in choice.texts)
+                texts += sum(len(scored.text.encode()) > 0 for scored in choice)
     assert texts > count
 
 

@@ -37,11 +37,10 @@ KILLED_AT = {
 }
 ONCE = ("extract",)
 POLL_S = 0.05
-# Where a command's function lies, if not in the `main` of its folder's `command`.
+# Where a command's function lies, if not in the `main` of its folder's `__main__`.
 FUNCTIONS = {
     "vlmill.extract.cli": ("vlmill.extract.cli", "command"),
     "vlmill.train.cli": ("vlmill.train.cli", "main"),
-    "vlmill.pipelines.manifest": ("vlmill.pipelines.manifest.job", "main"),
 }
 
 
@@ -64,7 +63,7 @@ def on_disk(
 
 def run(command: list[str], output: object, *flags: str) -> int:
     """Runs a job's command in this process; gives its exit status."""
-    module, function = FUNCTIONS.get(command[2], (f"{command[2]}.command", "main"))
+    module, function = FUNCTIONS.get(command[2], (f"{command[2]}.__main__", "main"))
     run_it = getattr(importlib.import_module(module), function)
     status: int = run_it([*command[3:], "--output", str(output), *flags])
     return status

@@ -11,13 +11,13 @@ from tests.object_stores import forget_stores
 from tests.runtime.files.test_stores import failing
 
 COMMANDS = {
-    "web_pairs.command": ["--warc", "{0}/*.warc.gz", *NO_MODELS],
-    "hard_negatives.command": ["--pairs", "{0}/pairs"],
-    "nearest_images.command": ["--regions", "{0}/regions"],
-    "regions.command": ["--images", "{0}/images", "--arch", "tiny"],
-    "tables.command": ["concat", "{0}/pairs"],
-    "manifest.job": ["cc", "--input", "{0}/in"],
-    "crawl.command": ["--urls", "{0}/urls.txt", "--contact", "me@example.org"],
+    "web_pairs": ["--warc", "{0}/*.warc.gz", *NO_MODELS],
+    "hard_negatives": ["--pairs", "{0}/pairs"],
+    "nearest_images": ["--regions", "{0}/regions"],
+    "regions": ["--images", "{0}/images", "--arch", "tiny"],
+    "tables": ["concat", "{0}/pairs"],
+    "manifest": ["cc", "--input", "{0}/in"],
+    "crawl": ["--urls", "{0}/urls.txt", "--contact", "me@example.org"],
 }
 FAILURES = {
     "no bucket": (2, "the bucket vlmill-nowhere does not exist; create it"),
@@ -31,7 +31,7 @@ FAILURES = {
 CASES = [
     (name, failure)
     for failure in FAILURES
-    for name in (COMMANDS if failure == "500" else ("web_pairs.command", "hard_negatives.command"))
+    for name in (COMMANDS if failure == "500" else ("web_pairs", "hard_negatives"))
 ]
 
 
@@ -59,7 +59,7 @@ def failure(
 def test_a_command_says_so(
     name: str, failure: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main = importlib.import_module(f"vlmill.pipelines.{name}").main
+    main = importlib.import_module(f"vlmill.pipelines.{name}.__main__").main
     words = [word.format("s3://vlmill-nowhere/x") for word in COMMANDS[name]]
     status, said = FAILURES[failure]
     assert main([*words, "--output", str(tmp_path / "out")]) == status

@@ -43,12 +43,11 @@ for module, words in commands:
             status = stopped.code
     print(json.dumps([status, said.getvalue(), printed.getvalue()]), flush=True)
 """
-JOBS = "vlmill.pipelines."
+JOB = "vlmill.pipelines.{}.__main__".format
 EXTRACT, TRAIN = "vlmill.extract.cli", "vlmill.train.cli"
 FITTING = ("fit_image_filter", "fit_scorer")
-OTHERS = ("crawl", "hard_negatives", "nearest_images", "regions", "tables", "web_pairs")
-WITH_HELP = [EXTRACT, TRAIN, f"{JOBS}manifest.job"]
-WITH_HELP += [f"{JOBS}{name}.command" for name in (*FITTING, *OTHERS)]
+OTHERS = ("crawl", "hard_negatives", "manifest", "nearest_images", "regions", "tables", "web_pairs")
+WITH_HELP = [EXTRACT, TRAIN, *map(JOB, (*FITTING, *OTHERS))]
 SIZES = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "5"]
 NO_MODELS = ["--safety-model", "none", "--realism-model", "none", "--workers", "1"]
 ALL = sorted({module for modules in MODULES.values() for module in modules})
@@ -108,17 +107,17 @@ def jobs(files: Files, output: Path) -> dict[str, tuple[str, list[object]]]:
     """Every job on the files, without flags of Beam."""
     crawl = ["--urls", files.urls, "--contact", "me@example.org", "--workers", "1"]
     words: dict[str, list[object]] = {
-        "crawl.command": crawl,
-        "hard_negatives.command": ["--pairs", files.pairs, "--workers", "1"],
-        "manifest.job": [
+        "crawl": crawl,
+        "hard_negatives": ["--pairs", files.pairs, "--workers", "1"],
+        "manifest": [
             *("own", "--input", files.captions, "--text-column", "caption"),
             *("--image-column", "file", "--image-root", files.folder),
         ],
-        "regions.command": ["--images", files.images, *SIZES],
-        "tables.command": ["concat", files.pairs],
-        "web_pairs.command": ["--warc", files.warc, *NO_MODELS],
+        "regions": ["--images", files.images, *SIZES],
+        "tables": ["concat", files.pairs],
+        "web_pairs": ["--warc", files.warc, *NO_MODELS],
     }
-    return {name: (JOBS + name, [*own, "--output", output / name]) for name, own in words.items()}
+    return {name: (JOB(name), [*own, "--output", output / name]) for name, own in words.items()}
 
 
 def test_jobs_without_a_runner_need_no_beam(files: Files, tmp_path: Path) -> None:
@@ -159,24 +158,22 @@ def test_what_a_command_lacks_is_one_line_that_names_its_extra(
     lacking: list[tuple[str, tuple[str, list[object]]]] = [
         ("extract", (EXTRACT, ["import", feature_file, "--output", tmp_path / "import"])),
         ("service", (EXTRACT, ["serve", *SIZES, "--port", "0"])),
-        ("mining", job["crawl.command"]),
-        ("mining", job["web_pairs.command"]),
-        ("mining", job["hard_negatives.command"]),
-        ("safety", (f"{JOBS}fit_image_filter.command", ["--images", files.images, *labels])),
-        ("mining", (f"{JOBS}fit_scorer.command", ["--pairs", files.pairs, *labels])),
+        ("mining", job["crawl"]),
+        ("mining", job["web_pairs"]),
+        ("mining", job["hard_negatives"]),
+        ("safety", (JOB("fit_image_filter"), ["--images", files.images, *labels])),
+        ("mining", (JOB("fit_scorer"), ["--pairs", files.pairs, *labels])),
         (
             "search",
             (
-                f"{JOBS}nearest_images.command",
-                ["--regions", tmp_path / "regions.command", "--output", tmp_path / "nearest"],
+                JOB("nearest_images"),
+                ["--regions", tmp_path / "regions", "--output", tmp_path / "nearest"],
             ),
         ),
         ("search", (TRAIN, ["search", "--index", files.folder, "--text", "a kite"])),
     ]
     # On a CPU a detector with RoI max pooling needs no operator of torchvision.
-    detected, *outcomes = run_hidden(
-        ALL, [job["regions.command"], *(command for _, command in lacking)]
-    )
+    detected, *outcomes = run_hidden(ALL, [job["regions"], *(command for _, command in lacking)])
     assert detected.status == 0, detected
     for (extra, command), outcome in zip(lacking, outcomes, strict=True):
         message = f"which the extra `{extra}` has: run pip install -e '.[{extra}]' in vlmill's"

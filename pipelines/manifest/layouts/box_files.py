@@ -200,9 +200,7 @@ def coco_images(source: Source) -> Iterator[AnnotatedImage]:
 
 
 def coco_folders(name: str) -> tuple[str, ...]:
-    """Returns the folders of the images of a COCO file: ``train2017/`` next to or above
-    ``instances_train2017.json``, and its own.
-    """
+    """Returns the folders of a COCO file's images: ``train2017/`` by its name, and its own."""
     path = PurePosixPath(name)
     stem = path.name.split(".")[0].removeprefix("instances_")
     folders = (path.parent, path.parent / stem, path.parent.parent / stem)

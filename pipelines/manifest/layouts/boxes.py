@@ -98,9 +98,7 @@ def read_stored_size(content: bytes) -> tuple[tuple[int, int], int]:
 
 
 def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, ...]:
-    """Returns the notes about an image's size: its problem, or that its boxes fit only if swapped,
-    which is visible without the file.
-    """
+    """Returns notes on an image's size: its problem, or that boxes fit only if it is swapped."""
     if frame is None or frame.fault is not None:
         return () if frame is None or frame.fault is None else (frame.fault,)
     far = [(box[2], box[3]) for box in boxes if not isinstance(box, Drop)]

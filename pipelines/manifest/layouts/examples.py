@@ -40,11 +40,9 @@ def example_entries(
         key = f"{source.name}:{number}"
         if not isinstance(made, Drop):
             row, images = made
-            content = json.dumps(row, sort_keys=True)
-            repeated = claims.claim(row[column], content)
+            repeated = claims.claim(row[column], json.dumps(row, sort_keys=True))
             if repeated is None:
-                rows = ((table, row),)
-                yield Entry(key=key, group=source.name, rows=rows, images=images)
+                yield Entry(key=key, group=source.name, rows=((table, row),), images=images)
                 continue
             made = repeated
         yield Entry(key=key, group=source.name, rows=made)

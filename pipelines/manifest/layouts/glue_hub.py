@@ -8,8 +8,9 @@ from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import Entry
-from vlmill.pipelines.manifest.reading.columns import parquet_rows, read_schema
+from vlmill.pipelines.manifest.reading.columns import parquet_rows
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -99,7 +100,7 @@ def _source(path: Path, folder: str) -> Source:
 
 
 def _check_columns(task: HubTask, source: Source) -> None:
-    names = read_schema(source).names
+    names = read_parquet_schema(source.path).names
     required = [name for name in (task.text_a, task.text_b, "label") if name is not None]
     if missing := [name for name in required if name not in names]:
         raise InputError(

@@ -81,10 +81,7 @@ def parse_instance(
     if isinstance(box, Drop):
         return Drop(box.reason, f"annotation {ann_id}: {box.detail}")
     return ann_id, Instance(
-        image_id=image_id,
-        category_id=category_id,
-        bbox=bbox,
-        is_crowd=bool(record.get("iscrowd")),
+        image_id=image_id, category_id=category_id, bbox=bbox, is_crowd=bool(record.get("iscrowd"))
     )
 
 

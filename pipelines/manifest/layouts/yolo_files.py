@@ -67,9 +67,7 @@ def names_text(path: Path) -> str:
 
 
 def yolo_image(path: Path, root: Path, names: Mapping[int, str]) -> AnnotatedImage:
-    """Reads a YOLO file: one line per object, with its class and, as fractions, its centre, width
-    and height, or a polygon.
-    """
+    """Reads a YOLO file: per line a class and, as fractions, a centre and size, or a polygon."""
     name = image_of_labels(path, root)
     annotated = AnnotatedImage(
         key=path.relative_to(root).as_posix(),

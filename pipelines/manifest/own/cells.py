@@ -34,9 +34,7 @@ def is_plain(value: Any) -> bool:
 
 
 def read_text(value: Any, column: str) -> str | Drop:
-    """Returns a cell as a cleaned text, "" if it is empty, or a Drop if it is neither text nor a
-    number.
-    """
+    """Returns a cell as a cleaned text ("": empty), or a Drop if it is no text or number."""
     if isinstance(value, dict):
         value = next((value[key] for key in TEXT_KEYS if value.get(key) is not None), value)
     if value is None or value != value:  # NaN is how pandas writes an empty cell

@@ -59,7 +59,7 @@ from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
-from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.outputs import State, prepare_job
 from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
@@ -80,25 +80,18 @@ def run_own(args: argparse.Namespace) -> int:
     job = own_job(args)
     if args.dry_run:
         return print_estimate(estimate_cost(job.rows, *measure(job)), job.output)
-    state = prepare_output(
-        job.output,
-        job=JOB,
-        settings=job.settings(),
-        fresh=args.fresh,
-        shared=args.part is not None,
-    )
+    state = prepare_job(args, JOB, job.settings())
     if state is not State.FINISHED and not _write(job, args):
         return 0
     spooled.remove_parts(job.output)
     counts = rows_by_table(read_manifest(job.output)["shards"])
-    done = "finished before" if state is State.FINISHED else "done"
     images = f", {counts[IMAGES.name]} images" if job.with_images else ""
     print_reading_hint(job.output, job.kind)
     if job.columns.split:
         print(format_splits(job.columns.split[0], count_splits(job.output, TABLES[job.kind])))
     rejects = format_rejects(reject_counts(job.output))
     unit = job.example_kind.unit
-    print(f"{done}: {counts[job.kind]} {unit}{images}, {rejects}: {job.output}")
+    print(f"{state.outcome}: {counts[job.kind]} {unit}{images}, {rejects}: {job.output}")
     if not job.rows:
         where = "rows below its first line" if job.table.header else "rows"
         print_status(f"warning: --input {job.table.path} has no {where}; give a file with rows")

@@ -109,8 +109,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
         "--no-header", action="store_true", help="FILE has no header; its columns are 1, 2, 3, ..."
     )
     p.add_argument(
-        "--encoding",
-        help="encoding of CSV and TSV (default: detected: utf-8, utf-16 or cp1252)",
+        "--encoding", help="encoding of CSV and TSV (default: detected: utf-8, utf-16 or cp1252)"
     )
     add_run_arguments(p, rows_per_shard=10_000)
 

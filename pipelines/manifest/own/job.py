@@ -80,10 +80,7 @@ class OwnJob:
     def reader(self) -> RowReader:
         """Returns the reader of rows."""
         return RowReader(
-            kind=self.example_kind,
-            columns=self.columns,
-            separator=self.separator,
-            split=self.split,
+            kind=self.example_kind, columns=self.columns, separator=self.separator, split=self.split
         )
 
     @cached_property

@@ -38,7 +38,7 @@ from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.outputs import State, prepare_job
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.runner import select_runner
@@ -140,13 +140,7 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
     job, settings = open_job(name, data_set, args)
     if args.dry_run:
         return print_estimate(published_estimate(job), job.output)
-    state = prepare_output(
-        args.output,
-        job=f"manifest {name}",
-        settings=settings,
-        fresh=args.fresh,
-        shared=args.part is not None,
-    )
+    state = prepare_job(args, f"manifest {name}", settings)
     if state is State.FINISHED and args.retry_failed:
         (args.output / MANIFEST).unlink()
         state = State.PARTIAL
@@ -265,10 +259,9 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
         print_status(format_no_image_warning(counts, output))
     print_reading_hint(output, data_set.tables[0].name)
     if "split_column" in manifest["settings"]:
-        column = manifest["settings"]["split_column"]
-        print(format_splits(column, count_splits(output)))
-    done = "finished before" if state is State.FINISHED else "done"
-    print(f"{done}: {row_counts or 'no rows'}, {format_rejects(reject_counts(output))}: {output}")
+        print(format_splits(manifest["settings"]["split_column"], count_splits(output)))
+    rejects = format_rejects(reject_counts(output))
+    print(f"{state.outcome}: {row_counts or 'no rows'}, {rejects}: {output}")
     return 0 if row_counts or not any(count.rows for count in counts) else 1
 
 

@@ -76,8 +76,7 @@ class FetchedImages:
 
     def counts(self) -> dict[str, Any]:
         """Returns the number of URLs, of URLs with content, and of the others by reason."""
-        path = to_path(self.fetching.output) / DONE
-        counts: dict[str, Any] = read_json(path)
+        counts: dict[str, Any] = read_json(to_path(self.fetching.output) / DONE)
         return counts
 
     def _bucket(self, url: str) -> int:
@@ -134,8 +133,7 @@ def _fetch(fetching: work.FetchState, lines: Iterator[Line], *, retry: bool) -> 
     if retry and not is_new:
         work.try_failed_again(fetching)
     fetch_all(fetching, partial(run_here, workers=all_cores(), module=__name__))
-    counts = _summarize_outcomes(collect_tables(fetching))
-    write_json(to_path(fetching.output) / DONE, counts)
+    write_json(to_path(fetching.output) / DONE, _summarize_outcomes(collect_tables(fetching)))
 
 
 def _summarize_outcomes(written: CrawlSummary) -> dict[str, Any]:

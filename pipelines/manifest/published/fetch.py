@@ -21,9 +21,7 @@ def add_fetch(p: argparse.ArgumentParser) -> None:
         help="with --fetch: e-mail address or page where site owners can reach you",
     )
     p.add_argument(
-        "--retry-failed",
-        action="store_true",
-        help="with --fetch: repeat transient failures",
+        "--retry-failed", action="store_true", help="with --fetch: repeat transient failures"
     )
     add_policy_flags(p, ["delay_s", "max_bytes", "retries"])
     add_allow_address(p)

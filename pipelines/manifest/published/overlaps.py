@@ -204,11 +204,7 @@ def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashLi
                 hashes.append(facts.phash)
     near = Neighbours(np.array(hashes, dtype=np.uint64), distance) if hashes else None
     return HashList(
-        name=path.name,
-        sha256=frozenset(digests),
-        hashes=near,
-        excludes=excludes,
-        distance=distance,
+        name=path.name, sha256=frozenset(digests), hashes=near, excludes=excludes, distance=distance
     )
 
 

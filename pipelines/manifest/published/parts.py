@@ -168,10 +168,7 @@ class Run:
         self._verdicts.put(key, drop)
 
     def take(
-        self,
-        entries: Sequence[Entry],
-        first: Sequence[Sequence[ListedImage]],
-        part: Part | None,
+        self, entries: Sequence[Entry], first: Sequence[Sequence[ListedImage]], part: Part | None
     ) -> int:
         """Checks and writes entries (``part`` None: their part exists). Returns the rejects.
 

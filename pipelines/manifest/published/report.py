@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.pipelines.manifest.entries import DataSet
+from vlmill.pipelines.manifest.flags import TITLES
 from vlmill.pipelines.manifest.published.counts import HEADER, Count, counts_table, format_warnings
 from vlmill.pipelines.manifest.published.fetch import make_fetch_rows
 from vlmill.pipelines.manifest.report import (
@@ -43,10 +44,8 @@ def draw_cards(folder: Path, table: Table) -> Markup | None:
     if table.name not in {*DRAW_FUNCTIONS, BOXES.name}:
         return None
     shards = [first_rows(path) for path in spread_shards(folder, table.name)]
-    image_ids = {row["image_id"] for rows in shards for row in rows}
-    images = dict(first_images(folder, image_ids))
-    annotated = partial(_annotated, names=_names(folder))
-    draw = DRAW_FUNCTIONS.get(table.name, annotated)
+    images = dict(first_images(folder, {row["image_id"] for rows in shards for row in rows}))
+    draw = DRAW_FUNCTIONS.get(table.name, partial(_annotated, names=_names(folder)))
     cards = [card for rows in shards for card in _cards(draw, rows, images, len(shards))]
     return page.image_cards(cards[:MAX_CARDS]) if cards else None
 
@@ -139,21 +138,19 @@ def write_published_report(
     rejects = [row for path in spread_shards(folder, "rejects") for row in first_rows(path)]
     page.write_page(
         folder / "report.html",
-        data_set.title,
+        TITLES[settings["data_set"]],
         [
             _counts_section(data_set, counts),
-            page.Section(
-                title="Funnel", body=page.funnel_table(funnel), intro="in = out + dropped, by stage"
-            ),
+            page.Section("Funnel", page.funnel_table(funnel), "in = out + dropped, by stage"),
             *_examples(folder, data_set),
             *_fetch_sections(about),
             _overlaps_section(about["overlaps"]),
             page.Section(
-                title="Sample rejects",
-                body=sample_rejects(rejects),
-                intro="Key: the file and the row, from 0; of an image its image_id.",
+                "Sample rejects",
+                sample_rejects(rejects),
+                "Key: the file and the row, from 0; of an image its image_id.",
             ),
-            page.Section(title="Settings", body=page.settings_table(settings)),
+            page.Section("Settings", page.settings_table(settings)),
         ],
         notice=" ".join(format_warnings(counts)),
     )
@@ -164,16 +161,16 @@ def _fetch_sections(about: Mapping[str, Any]) -> Sequence[page.Section]:
         return []
     table = page.html_table(("URLs", "number"), make_fetch_rows(about["fetch"]))
     intro = "Results of the image URLs; failures are also listed under sample rejects."
-    return [page.Section(title="Downloads", body=table, intro=intro)]
+    return [page.Section("Downloads", table, intro)]
 
 
 def _counts_section(data_set: DataSet, counts: Sequence[Count]) -> page.Section:
     table = page.html_table(HEADER, counts_table(list(counts)))
     papers = page.html_table(["paper", "what it says"], data_set.papers) if data_set.papers else ""
     return page.Section(
-        title="Rows compared with the published numbers",
-        body=table + papers,
-        intro="Rows read, before anything was dropped.",
+        "Rows compared with the published numbers",
+        table + papers,
+        "Rows read, before anything was dropped.",
     )
 
 
@@ -182,7 +179,7 @@ def _overlaps_section(overlaps: Sequence[Sequence[Any]]) -> page.Section:
     intro = "Images of this data set that are also in these lists."
     if not overlaps:
         intro = "No list was given to compare with (--exclude, --compare, ...)."
-    return page.Section(title="Overlaps", body=page.html_table(header, overlaps), intro=intro)
+    return page.Section("Overlaps", page.html_table(header, overlaps), intro)
 
 
 def _examples(folder: Path, data_set: DataSet) -> list[page.Section]:
@@ -195,10 +192,8 @@ def _examples(folder: Path, data_set: DataSet) -> list[page.Section]:
 def _pairs(folder: Path) -> list[page.Section]:
     sample = [first_rows(path) for path in spread_shards(folder, PAIRS.name)]
     return [
-        page.Section(title="Sample pairs", body=pair_cards(folder, sample)),
-        page.Section(
-            title="Distributions", body=pair_charts([row for rows in sample for row in rows])
-        ),
+        page.Section("Sample pairs", pair_cards(folder, sample)),
+        page.Section("Distributions", pair_charts([row for rows in sample for row in rows])),
     ]
 
 
@@ -208,9 +203,9 @@ def _first_rows(folder: Path, tables: Sequence[Table]) -> list[page.Section]:
         if not any(folder.glob(f"{table.name}-*.parquet")):
             continue  # this run does not write the table
         if (drawn := draw_cards(folder, table)) is not None:
-            sections.append(page.Section(title=f"Examples of {table.name}", body=drawn))
+            sections.append(page.Section(f"Examples of {table.name}", drawn))
         rows = [r for path in spread_shards(folder, table.name) for r in first_rows(path)]
         cells = [[str(value)[:CELL] for value in row.values()] for row in rows[:ROWS_SHOWN]]
         body = page.html_table(table.schema.names, cells)
-        sections.append(page.Section(title=f"Sample rows of {table.name}", body=body))
+        sections.append(page.Section(f"Sample rows of {table.name}", body))
     return sections

@@ -2,7 +2,7 @@
 
 Reading order: ``unpacking`` and ``tars`` (members, and limits of their content), ``sources`` (the
 files of a data set and of its archives), ``images`` (images that a table names), ``lines``,
-``json_text`` and ``streams`` (large JSON, one element at a time), ``text_rows``, ``json_rows``,
-``parquet_files``, ``workbooks`` and ``rows`` (tables of any format), ``detected`` (separators and
-encodings) and ``columns`` (guessed from their names).
+``json_text`` and ``streams`` (JSON, one element at a time), ``text_rows``, ``parquet_files`` and
+``rows`` (tables of any format), ``detected`` (separators and encodings) and ``columns`` (guessed
+from their names).
 """

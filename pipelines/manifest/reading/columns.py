@@ -92,17 +92,6 @@ def split_column(
     return matches[0] if matches else None
 
 
-def read_schema(source: Source) -> pa.Schema:
-    """Returns the schema of a Parquet file. Raises InputError for other files."""
-    try:
-        return pq.read_schema(readable(source.path))
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"{source.display_name} is not a readable Parquet file: {reason}; give a table"
-        ) from None
-
-
 def num_rows(source: Source) -> int:
     """Returns the number of rows in the file's footer."""
     return int(pq.read_metadata(readable(source.path)).num_rows)

@@ -12,15 +12,9 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def _null(_: str) -> None:
-    return None
-
-
 def json_decoder(remarks: Remarks, *, nan_is_null: bool = False) -> json.JSONDecoder:
-    """Returns a decoder that records repeated keys, and refuses NaN and infinities or reads them as
-    null.
-    """
-    constant = _null if nan_is_null else _refuse
+    """Returns a decoder that records repeated keys; NaN and infinities are refused, or null."""
+    constant = (lambda _: None) if nan_is_null else _refuse
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)

@@ -296,8 +296,7 @@ class Folder:
 
     @cached_property
     def _archives(self) -> list[Archive]:
-        paths = self.files(".zip", *TARS, *PACKED_TARS)
-        return [Archive(path) for path in paths]
+        return [Archive(path) for path in self.files(".zip", *TARS, *PACKED_TARS)]
 
     # Images
 
@@ -307,9 +306,7 @@ class Folder:
         return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
 
     def has_images(self, folders: Sequence[str]) -> bool:
-        """Returns whether images exist: ``--images``, one of the published folders, or the folder
-        itself if it is flat.
-        """
+        """Returns whether images exist: ``--images``, a published folder, or the folder if flat."""
         if self.is_flat or self.images or any((self.root / name).is_dir() for name in folders):
             return True
         archives = [a for a in self._archives if a.is_random]

@@ -1,6 +1,6 @@
 """Defines published data sets, one file each: the layout, and the table rows made from it.
 
-To add one, write its file, add a line to ``SETS`` and its title to ``listed.TITLES``.
+To add one, write its file, add a line to ``SETS`` and its title to ``flags.TITLES``.
 """
 
 from vlmill.pipelines.manifest.entries import DataSet

@@ -227,7 +227,6 @@ def _karpathy_image(image: Mapping[str, Any]) -> ListedImage | Drop:
 
 
 COCO = DataSet(
-    title="COCO captions, official files",
     about="""\
 MS-COCO captions (Chen et al. 2015) as pairs: annotations/captions_{train,val}{2014,2017}.json and
 the folders train2014/, val2014/, train2017/, val2017/, from cocodataset.org (annotations CC BY
@@ -244,7 +243,6 @@ val2017 is not one of Karpathy's splits: see `coco-karpathy`.""",
     ),
 )
 COCO_KARPATHY = DataSet(
-    title="COCO captions, Karpathy's splits",
     about="""\
 MS-COCO captions in the splits of Karpathy and Fei-Fei (2015): dataset_coco.json of
 caption_datasets.zip, and train2014/, val2014/. Splits: train, restval (also for training), val,

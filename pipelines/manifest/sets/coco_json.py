@@ -107,8 +107,7 @@ def _read_images(
         if image_id is not None and (drop is None or drop.reason is Reason.DUPLICATE):
             path = element["file_name"]
             paths = (path, f"images/{path}", f"train/{path}", f"val/{path}")
-            image = ListedImage(image_id=f"{name}/{image_id}", paths=paths)
-            images.put(key64(image_id), image)
+            images.put(key64(image_id), ListedImage(image_id=f"{name}/{image_id}", paths=paths))
         if drop is not None:
             yield Entry(key=f"{file.source.name}:images:{index}", group="", rows=drop)
 
@@ -144,7 +143,6 @@ def _pair(
 
 
 COCO_JSON = DataSet(
-    title="your own captions in COCO's format",
     about="""\
 JSON files {images: [{id, file_name}], annotations: [{id, image_id, caption}]} as pairs; ids may be
 strings. Images are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",

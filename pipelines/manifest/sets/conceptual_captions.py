@@ -173,7 +173,6 @@ PAPERS = (
     ("12-in-1, released code", "3,119,449"),
 )
 CC3M = DataSet(
-    title="Conceptual Captions 3M",
     about="""\
 Conceptual Captions (Sharma et al. 2018) as pairs: Train_GCC-training.tsv and
 Validation_GCC-1.1.0-Validation.tsv, from ai.google.com/research/ConceptualCaptions (free for any
@@ -185,7 +184,6 @@ image_id is cc/<split>/<row from 0, eight digits>.""",
     papers=PAPERS,
 )
 CC12M = DataSet(
-    title="Conceptual 12M",
     about="""\
 Conceptual 12M (Changpinyo et al. 2021) as pairs: cc12m.tsv, lines of URL and caption, from
 github.com/google-research-datasets/conceptual-12m (free for any purpose; the images belong to

@@ -170,12 +170,6 @@ def _names_by_position(mapping: Source) -> dict[str, str]:
     return {position: name.rpartition("/")[2] for position, name in names.items()}
 
 
-def scan_captions(file: ScanFile) -> Iterator[tuple[int, str | Drop, int, str | Drop]]:
-    """Yields the captions of a split: line from 0, image's file name, its number, text."""
-    for row, text in read_lines(file.captions):
-        yield row, file.names[row // NUM_CAPTIONS], row % NUM_CAPTIONS, text
-
-
 def _open_scan(folder: Folder) -> Reading:
     files, mapping = scan_files(folder)
     if not files:
@@ -197,10 +191,12 @@ def _open_scan(folder: Folder) -> Reading:
 def _scan_entries(files: Sequence[ScanFile]) -> Iterator[Entry]:
     claims = Claims()
     for file in files:
-        for row, name, k, text in scan_captions(file):
+        for row, text in read_lines(file.captions):
+            index, number = divmod(row, NUM_CAPTIONS)
+            name = file.names[index]
             image = name if isinstance(name, Drop) else _image(name)
             key = f"{file.captions.name}:{row}"
-            yield _entry(key, file.captions.name, image, k, text, file.split, claims)
+            yield _entry(key, file.captions.name, image, number, text, file.split, claims)
 
 
 def _open_plain(source: Source, rows: Callable[[Source], Captions]) -> Reading:
@@ -318,7 +314,6 @@ def _entry(
 
 
 FLICKR30K = DataSet(
-    title="Flickr30k",
     about="""\
 Flickr30k (Young et al. 2014) as pairs: dataset_flickr30k.json of caption_datasets.zip (Karpathy's
 splits), or results_20130124.token, results.csv (no splits), or ViLBERT's

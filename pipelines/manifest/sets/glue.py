@@ -58,11 +58,7 @@ class Task:
 
 _NLI = ("entailment", "not_entailment")
 TASKS = (
-    Task(
-        folder="CoLA",
-        text_a="sentence",
-        rows={"train": 8_551, "dev": 1_043, "test": 1_063},
-    ),
+    Task(folder="CoLA", text_a="sentence", rows={"train": 8_551, "dev": 1_043, "test": 1_063}),
     Task(folder="SST-2", text_a="sentence", rows={"train": 67_349, "dev": 872, "test": 1_821}),
     Task(
         folder="MRPC",
@@ -183,7 +179,8 @@ def open_glue(folder: Folder, args: argparse.Namespace) -> Reading:
         for split in task.rows
         if (source := find_file(folder, task, split)) is not None
     ]
-    if any(task.folder == "MRPC" for task, _, _ in files) or not has_raw_mrpc(folder):
+    is_raw = any((folder.root / "MRPC").glob("msr_paraphrase_*.txt"))  # without GLUE's split
+    if any(task.folder == "MRPC" for task, _, _ in files) or not is_raw:
         if files:
             return make_reading(files)
         tasks = {make_hub_task(task.source, task.labels): task for task in TASKS}
@@ -209,11 +206,6 @@ def make_hub_reading(files: Sequence[HubFile], tasks: Mapping[str, Task]) -> Rea
             for file in files
         },
     )
-
-
-def has_raw_mrpc(folder: Folder) -> bool:
-    """Returns whether MRPC has its original form, without GLUE's split."""
-    return any((folder.root / "MRPC").glob("msr_paraphrase_*.txt"))
 
 
 def make_file_name(task: Task, split: str) -> str:
@@ -283,7 +275,6 @@ def glue_entries(task: Task, split: str, source: Source, columns: Sequence[str])
 
 
 GLUE = DataSet(
-    title="GLUE: eight text tasks",
     about=(
         f"files: train.tsv, dev.tsv, test.tsv in the folders {', '.join(t.folder for t in TASKS)} "
         "(those that exist, or their zip archives); MNLI's are dev_matched.tsv, "

@@ -72,12 +72,7 @@ SPLITS = ("train", "val", "testdev", "test", "challenge")
 TRAIN_PARTS = 10  # of the file of all training questions
 ROWS = {
     "balanced": {"train": 943_000, "val": 132_062, "testdev": 12_578, "test": 95_336},
-    "all": {
-        "val": 2_011_853,
-        "testdev": 172_174,
-        "test": 1_340_048,
-        "challenge": 713_449,
-    },
+    "all": {"val": 2_011_853, "testdev": 172_174, "test": 1_340_048, "challenge": 713_449},
 }
 KEYS = frozenset(
     (
@@ -175,7 +170,6 @@ def _records(source: Source) -> Iterator[tuple[str, Any]]:
 
 
 GQA = DataSet(
-    title="GQA: compositional questions about Visual Genome's images",
     about="""\
 GQA (Hudson and Manning 2019) as `questions`: the files <split>_balanced_questions.json (with
 --questions all <split>_all_questions.json, of training in ten parts) of questions1.2 of the data

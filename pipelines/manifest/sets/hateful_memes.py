@@ -74,16 +74,11 @@ def _entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
     claims = NamedClaims()
     for split, source in sources.items():
         yield from example_entries(
-            source,
-            json_lines(source, KEYS),
-            partial(label_row, split=split),
-            LABELS_TABLE,
-            claims,
+            source, json_lines(source, KEYS), partial(label_row, split=split), LABELS_TABLE, claims
         )
 
 
 HATEFUL_MEMES = DataSet(
-    title="Hateful Memes: images with a text, hateful or not",
     about="""\
 The Hateful Memes Challenge (Kiela et al. 2020) as `labels`: train.jsonl and those of dev.jsonl,
 dev_seen.jsonl, dev_unseen.jsonl, test.jsonl, test_seen.jsonl and test_unseen.jsonl that exist, with

@@ -18,14 +18,9 @@ from vlmill.pipelines.manifest.layouts.hub_columns import (
     split_of_name,
     split_or_none,
 )
-from vlmill.pipelines.manifest.reading.columns import (
-    IMAGES,
-    TEXTS,
-    num_rows,
-    parquet_rows,
-    read_schema,
-)
+from vlmill.pipelines.manifest.reading.columns import IMAGES, TEXTS, num_rows, parquet_rows
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.files.kept_values import NumberStore
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
@@ -132,7 +127,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     sources = [_source(folder, path) for path in _paths(folder)]
     if not sources:
         raise folder.lacks("*.parquet")
-    schemas = {source.name: read_schema(source) for source in sources}
+    schemas = {source.name: read_parquet_schema(source.path) for source in sources}
     if len({tuple(sorted(schema.names)) for schema in schemas.values()}) > 1:
         raise InputError(f"--input {folder.root}: its Parquet files have different columns")
     base_columns = find_columns(schemas[sources[0].name], sources[0], args)
@@ -213,11 +208,10 @@ def _row_entries(
 def _captions(value: object) -> list[object]:
     """Returns the captions of a cell: a text or a struct, or a list of them."""
     values = value if isinstance(value, list) else [value]
-    return [_raw(caption) if isinstance(caption, Mapping) else caption for caption in values]
-
-
-def _raw(caption: Mapping[str, Any]) -> object:
-    return next((caption[name] for name in RAW if name in caption), None)
+    return [
+        next((c[name] for name in RAW if name in c), None) if isinstance(c, Mapping) else c
+        for c in values
+    ]
 
 
 def _text(caption: object) -> str | Drop:
@@ -273,7 +267,6 @@ def _content(value: object, *, by_end: bool) -> tuple[bytes | None, tuple[str, .
 
 
 HUGGING_FACE = DataSet(
-    title="Parquet files with images and captions",
     about="""\
 Parquet files as Hugging Face's datasets and img2dataset write them: a column of images (struct of
 bytes and path, bytes, or a path below DIR; the end of an absolute path is searched below --images)

@@ -177,7 +177,6 @@ def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
 
 
 IMAGENET22K = DataSet(
-    title="ImageNet-22k, images without texts",
     about="""\
 ImageNet (Deng et al. 2009) as `images`: folders n01440764/ of images, tars of synsets, a tar of
 such tars, or WebDataset shards, on request from image-net.org (research only). A stage that trains

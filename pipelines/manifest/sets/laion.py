@@ -8,15 +8,10 @@ import pyarrow as pa
 
 from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import FOOTER, DataSet, Entry, Expected, ListedImage, Reading
-from vlmill.pipelines.manifest.reading.columns import (
-    TEXTS,
-    guess_column,
-    num_rows,
-    parquet_rows,
-    read_schema,
-)
+from vlmill.pipelines.manifest.reading.columns import TEXTS, guess_column, num_rows, parquet_rows
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import is_url, url_aliases
+from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
@@ -56,7 +51,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 def _columns(source: Source, text: str | None) -> dict[str, str]:
     """Returns the file's names of the columns to read."""
-    schema: pa.Schema = read_schema(source)
+    schema: pa.Schema = read_parquet_schema(source.path)
     columns = {
         "text": guess_column(schema.names, TEXTS, text, "--text-column", source.display_name),
         "url": guess_column(schema.names, URLS, None, None, source.display_name),
@@ -112,7 +107,6 @@ def _pair(image_id: str, values: Mapping[str, Any]) -> dict[str, Any] | Drop:
 
 
 LAION = DataSet(
-    title="LAION's lists of URLs",
     about="""\
 LAION's metadata (Schuhmann et al. 2022) as pairs: Parquet files with URL, TEXT and, optionally,
 similarity (-> score) and LANGUAGE, from laion.ai (CC BY 4.0; the images belong to their owners).

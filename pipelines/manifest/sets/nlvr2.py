@@ -131,8 +131,7 @@ def nlvr2_entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
             assert not isinstance(line, Drop)
             row["subset"] = subsets.get(get_urls(line))
             images = tuple(make_listed_image(i, split, line) for i in row["image_ids"])
-            rows = ((STATEMENTS, row),)
-            yield Entry(key=key, group=source.name, rows=rows, images=images)
+            yield Entry(key=key, group=source.name, rows=((STATEMENTS, row),), images=images)
 
 
 def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> ListedImage:
@@ -150,7 +149,6 @@ def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> L
 
 
 NLVR2 = DataSet(
-    title="NLVR2: true or false statements about two images",
     about="""\
 NLVR2 (Suhr et al. 2019) as `statements`: data/train.json, dev.json, test1.json, test2.json of the
 data set's repository (lil-lab/nlvr; sentences and labels CC BY 4.0), and images, available on

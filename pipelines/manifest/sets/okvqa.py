@@ -16,7 +16,6 @@ VERSION = Version(
 )
 
 OKVQA = DataSet(
-    title="OK-VQA: questions that need outside knowledge",
     about="""\
 OK-VQA (Marino et al. 2019) as `questions`: OpenEnded_mscoco_train2014_questions.json,
 mscoco_train2014_annotations.json and the two files of val2014, or the published zip archives, of

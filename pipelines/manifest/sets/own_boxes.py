@@ -63,7 +63,10 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     layout = find_layout(folder)
-    classes, attributes = (vocabulary_file(path) for path in (args.classes, args.attributes))
+    classes, attributes = (
+        {} if path is None else read_names(one_file(path))
+        for path in (args.classes, args.attributes)
+    )
     classes = classes or {name: number for number, name in enumerate(layout.classes)}
     if not classes or not attributes:
         names, words = count_labels(layout.images())
@@ -78,11 +81,6 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         image_folders=("images", "JPEGImages", "train", "val", "."),
         files={CLASSES: lines_by_number(classes), ATTRIBUTES: lines_by_number(attributes)},
     )
-
-
-def vocabulary_file(path: Path | None) -> dict[str, int]:
-    """Returns the names in a vocabulary's lines; {} without a file. Raises InputError."""
-    return {} if path is None else read_names(one_file(path))
 
 
 def one_file(path: Path) -> Source:
@@ -129,8 +127,7 @@ def find_layout(folder: Folder) -> Layout:
         return Layout(
             sources=(one_file(names_files[0]), listing(root, texts, "labels.txt")),
             images=lambda: chain(
-                (yolo_image(path, root, classes) for path in texts),
-                yolo_backgrounds(root, texts),
+                (yolo_image(path, root, classes) for path in texts), yolo_backgrounds(root, texts)
             ),
             classes=tuple(dict.fromkeys(classes.values())),
         )
@@ -141,9 +138,7 @@ def find_layout(folder: Folder) -> Layout:
 
 
 def coco_files(folder: Folder) -> list[Source]:
-    """Returns COCO's instance files in ``--input``, else in its folders; by name if the folder also
-    has keypoints or segments.
-    """
+    """Returns COCO's instance files; by name if the folder also has keypoints or segments."""
     root = folder.root
     below = sorted([*root.glob("*/*.json"), *root.glob("*/*.json.gz")])
     for paths in (folder.files(".json", ".json.gz"), below):
@@ -270,7 +265,6 @@ def compute_box(annotated_object: box_files.AnnotatedObject, frame: Frame) -> Bo
 
 
 OWN_BOXES = DataSet(
-    title="your own boxes, for detector training",
     about="""\
 Your own annotated boxes as `boxes`, one row per image, and their images as `images`: the input of
 `extract-rois train`. DIR has one of these

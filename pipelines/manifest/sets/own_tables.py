@@ -128,11 +128,7 @@ def _open_lait(folder: Folder, _: argparse.Namespace) -> Reading:
                 source, columns[source.name], lambda v, key: _lait_entry(folder, claims, v, key)
             )
 
-    return Reading(
-        sources=tuple(sources),
-        entries=entries,
-        own_images=True,
-    )
+    return Reading(sources=tuple(sources), entries=entries, own_images=True)
 
 
 def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -> Entry:
@@ -289,7 +285,6 @@ def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, ke
 
 
 LAIT = DataSet(
-    title="LAIT, from your own files",
     about="""\
 LAIT (ImageBERT, arXiv:2001.07966) was never released: this reads the output of web_pairs, or TSV,
 CSV and Parquet files with the columns image (a file under DIR) and text, and optionally
@@ -299,7 +294,6 @@ text_source, score, page_url, image_url. image_id is the SHA-256 of the image's 
     papers=(("ImageBERT", "10M pairs, 2M of them used; texts of 13 words on average"),),
 )
 TAO = DataSet(
-    title="TaoMultimodal, from your own files",
     about="""\
 TaoMultimodal (InterBERT, arXiv:2003.13198) was never released: this reads TSV, CSV and Parquet
 files with the columns item_id, title, image (a file under DIR, or a URL), and optionally category

@@ -298,9 +298,8 @@ def add_split_by(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _data_set(source: str, name: str) -> DataSet:
+def _data_set(source: str) -> DataSet:
     return DataSet(
-        title=f"{name}: texts that refer to one object of an image",
         about=(
             "files: refs(unc).p, refs(umd).p or refs(google).p and instances.json, in the folder "
             f"{source} of the refer data (lichengunc/refer); images in train2014/ or --images; "
@@ -318,6 +317,6 @@ def _data_set(source: str, name: str) -> DataSet:
     )
 
 
-REFCOCO = _data_set("refcoco", "RefCOCO")
-REFCOCO_PLUS = _data_set("refcoco+", "RefCOCO+")
-REFCOCOG = _data_set("refcocog", "RefCOCOg")
+REFCOCO = _data_set("refcoco")
+REFCOCO_PLUS = _data_set("refcoco+")
+REFCOCOG = _data_set("refcocog")

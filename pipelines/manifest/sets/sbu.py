@@ -162,7 +162,6 @@ def _paths(location: str, number: int) -> tuple[str, ...]:
 
 
 SBU = DataSet(
-    title="SBU captioned photos",
     about="""\
 SBU Captions (Ordonez et al. 2011) as pairs: sbu-captions-all.json, or the two .txt of the older
 archive (SBUCaptionedPhotoDataset.tar.gz), from www.cs.virginia.edu/~vicente/sbucaptions (no

@@ -116,7 +116,6 @@ def _csv_records(source: Source) -> Iterator[tuple[int, Any]]:
 
 
 SNLI_VE = DataSet(
-    title="SNLI-VE: whether an image entails a sentence",
     about="""\
 SNLI-VE (Xie et al. 2019) as `statements`: snli_ve_train.jsonl, snli_ve_dev.jsonl and
 snli_ve_test.jsonl of the data set's repository (necla-ml/SNLI-VE), or e-SNLI-VE's

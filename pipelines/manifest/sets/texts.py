@@ -110,7 +110,6 @@ def _entries(source: Source, source_name: str | None, language: str) -> Iterator
 
 
 TEXTS = DataSet(
-    title="text corpora",
     about="""\
 Texts without images as pairs whose image_id is null, in the order of their lines: every .txt and
 .doc of DIR. VL-BERT's wiki.doc and bc1g.doc, VLMo's wikibk.N.txt, BookCorpus's books_large_p1.txt

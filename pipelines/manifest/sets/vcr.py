@@ -98,9 +98,7 @@ def parse_objects(metadata: Any) -> Objects | Drop:
 
 
 def is_polygons(segms: Any, num_objects: int) -> bool:
-    """Returns whether ``segms`` has a list of polygons for each object, with at least one point
-    each; an object may have no polygon.
-    """
+    """Returns whether ``segms`` has a list of polygons, each with points, for each object."""
     try:
         return len(segms) == num_objects and all(
             len(polygon) > 0 and all(math.isfinite(x) and math.isfinite(y) for x, y in polygon)
@@ -361,7 +359,6 @@ def line_objects(
 
 
 VCR = DataSet(
-    title="VCR: questions with four answers, and their rationales",
     about=(
         "files: train.jsonl, val.jsonl, test.jsonl (or vcr1annots.zip) and vcr1images/ (or its "
         "zip) with a .jpg and a .json for each image. From visualcommonsense.com, after signing "

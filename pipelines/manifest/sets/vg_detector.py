@@ -215,7 +215,6 @@ def _object(item: object, vocabulary: Vocabulary) -> LabelledBox | Drop:
 
 
 VG_DETECTOR = DataSet(
-    title="Visual Genome, boxes for detector training",
     about="""\
 Visual Genome's objects (Krishna et al. 2017) as `boxes`, one row per image with the boxes,
 classes and attributes for detector training: attributes.json (or objects.json), image_data.json

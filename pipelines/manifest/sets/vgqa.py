@@ -113,7 +113,6 @@ def vgqa_entries(
 
 
 VGQA = DataSet(
-    title="Visual Genome's questions, as additional data for VQA",
     about="""\
 Visual Genome's questions and answers: question_answers.json, image_data.json, VG_100K/ and
 VG_100K_2/, from visualgenome.org (CC BY 4.0). Rows of `questions`; a question whose answer is not

@@ -53,9 +53,7 @@ PAGE = "visualgenome.org"
 
 
 def read_images(source: Source, images: ValueStore[ListedImage]) -> Iterator[Entry]:
-    """Adds the images of ``image_data.json`` to ``images`` by number, with their other names;
-    yields invalid images.
-    """
+    """Adds ``image_data.json`` to ``images`` by number, with all names; yields invalid ones."""
     for index, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
         image_id = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
         number, drop = whole_number(image_id), None
@@ -255,7 +253,6 @@ def _notes(rows: Rows, region: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 VISUAL_GENOME = DataSet(
-    title="Visual Genome, region descriptions",
     about="""\
 Visual Genome (Krishna et al. 2017) as pairs: region_descriptions.json, image_data.json, VG_100K/
 and VG_100K_2/ (images.zip, images2.zip), from visualgenome.org (CC BY 4.0). A pair is a region's

@@ -118,7 +118,6 @@ def _entries(sources: Mapping[str, Source], numbers: Mapping[str, int]) -> Itera
 
 
 VIZWIZ = DataSet(
-    title="VizWiz: questions of blind people about their photographs",
     about="""\
 VizWiz-VQA (Gurari et al. 2018, CC BY 4.0) as `questions`: train.json, val.json and test.json of the
 data set's page (vizwiz.org), and the images in train/, val/, test/ or --images. All ten answers are

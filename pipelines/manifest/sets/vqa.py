@@ -182,9 +182,7 @@ def labels_for(
 
 
 def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source]) -> str:
-    """Returns a line on the labels of a file: how many questions have a label. Raises InputError if
-    no question has one.
-    """
+    """Returns a line: how many questions have a label. Raises InputError if none has one."""
     summary = f"labels: {len(labels)} of {path}"
     if not annotated:
         return summary
@@ -252,11 +250,10 @@ def coco_image(image_id: int, split: str) -> ListedImage:
     return ListedImage(image_id=f"coco/{image_id:012d}", paths=(f"{folder}/{name}",))
 
 
-def _data_set(version: Version, years: str) -> DataSet:
+def _data_set(version: Version) -> DataSet:
     names = [version.questions.format(split) for split in ("train2014", "val2014", TEST)]
     names += [version.annotations.format(split) for split in ANNOTATED]
     return DataSet(
-        title=f"VQA {years}: questions, answers, soft scores",
         about=(
             f"files: {', '.join(names)} (or the published zip archives), images in train2014/, "
             "val2014/, test2015/ or --images. From visualqa.org, whose terms page has the licence "
@@ -273,5 +270,5 @@ def _data_set(version: Version, years: str) -> DataSet:
     )
 
 
-VQA1 = _data_set(VERSIONS["vqa1"], "v1")
-VQA2 = _data_set(VERSIONS["vqa2"], "v2")
+VQA1 = _data_set(VERSIONS["vqa1"])
+VQA2 = _data_set(VERSIONS["vqa2"])

@@ -118,7 +118,6 @@ def _entries(sources: Mapping[str, Source], variant: str) -> Iterator[Entry]:
 
 
 VSR = DataSet(
-    title="VSR: true or false statements about spatial relations",
     about="""\
 VSR (Liu, Emerson and Collier 2023, Apache-2.0) as `statements`: train.jsonl, dev.jsonl and
 test.jsonl of data/splits/random or data/splits/zeroshot of the data set's repository

@@ -37,22 +37,15 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
-    paths = folder.files(*TARS) or img2dataset_folders(folder.root)
+    folders = (p for p in folder.root.iterdir() if p.is_dir() and p.name.isdecimal())
+    paths = folder.files(*TARS) or sorted(folders)  # of img2dataset's format `files`
     if not paths:
         raise folder.lacks("*.tar, nor folders 00000/ of img2dataset")
     sources = tuple(Source(path=p, name=p.name, size=_size(p)) for p in paths)
     expected = {s.name: e for s in sources if (e := _successes(s)) is not None}
     return Reading(
-        sources=sources,
-        entries=lambda: _entries(sources, args),
-        expected=expected,
-        own_images=True,
+        sources=sources, entries=lambda: _entries(sources, args), expected=expected, own_images=True
     )
-
-
-def img2dataset_folders(root: Path) -> list[Path]:
-    """Returns the folders of its `files` format: five digits."""
-    return sorted(p for p in root.iterdir() if p.is_dir() and p.name.isdecimal())
 
 
 def _size(path: Path) -> int:
@@ -214,7 +207,6 @@ def _padded(about: dict[str, Any]) -> tuple[str, ...]:
 
 
 WEBDATASET = DataSet(
-    title="WebDataset tars, img2dataset's output",
     about="""\
 WebDataset shards (and img2dataset's folders) as pairs and images: members 000000007.jpg, .txt,
 .json with the same key are a sample if they are consecutive; the caption is the .txt, else

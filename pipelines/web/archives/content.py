@@ -64,7 +64,6 @@ class Record:
     kind: Kind
     body: bytes = b""
     charset: str | None = None
-    content_type: str = ""
     target: str | None = None
     opt_outs: frozenset[Reason] = frozenset()  # uses that the HTTP headers forbid
     wrong_digest: bool = False  # the block differs from the one that the archive's writer hashed
@@ -119,7 +118,6 @@ def extract_content(
         kind=kind,
         body=decoded,
         charset=parse_charset(declared),
-        content_type=declared[:200],
         opt_outs=header_opt_outs(headers),
         digest=payload_digest(record) if kind == "picture" else "",
         wrong_digest=check_digest and is_wrong(record.headers.get("WARC-Block-Digest"), block),

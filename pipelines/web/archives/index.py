@@ -78,8 +78,7 @@ def read_index(paths: Sequence[Path], argument: str) -> Index:
     entry_ranges = np.stack([np.frombuffer(a, np.int64) for a in (offsets, lengths)], axis=1)
     order = np.lexsort((entry_ranges[:, 1], entry_ranges[:, 0], archive))
     archive, entry_ranges = archive[order], entry_ranges[order]
-    cuts = np.searchsorted(archive, np.arange(1, len(names)))
-    parts = np.split(entry_ranges, cuts)
+    parts = np.split(entry_ranges, np.searchsorted(archive, np.arange(1, len(names))))
     return Index(
         ranges={name: np.unique(part, axis=0) for name, part in zip(names, parts, strict=True)}
     )

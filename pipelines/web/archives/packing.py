@@ -161,11 +161,7 @@ class Packing:
 
 GZIP = Packing(GzipReader, b"\x1f\x8b\x08")
 ZSTD = Packing(ZstdReader, b"\x28\xb5\x2f\xfd")
-_PACKINGS = {
-    GZIP.magic[:2]: GZIP,
-    ZSTD.magic: ZSTD,
-    _DICTIONARY_FRAME: ZSTD,
-}
+_PACKINGS = {GZIP.magic[:2]: GZIP, ZSTD.magic: ZSTD, _DICTIONARY_FRAME: ZSTD}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

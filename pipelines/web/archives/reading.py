@@ -223,8 +223,7 @@ def _read_entry(
     file: BinaryIO, archive: str, base: int, max_bytes: int, contents: Contents
 ) -> Iterator[tuple[str, Record | Drop]]:
     file, layout = sniff_layout(file)
-    is_selected = contents.is_selected
-    stored = StoredRecords(file, layout, is_selected=is_selected, max_bytes=max_bytes)
+    stored = StoredRecords(file, layout, is_selected=contents.is_selected, max_bytes=max_bytes)
     yield from _extract_all(stored, archive, base, max_bytes, contents)
 
 

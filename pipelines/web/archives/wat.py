@@ -8,7 +8,7 @@ Since December 2024 the language of the ``html`` element is a ``meta`` of the na
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,8 @@ _MAX_JSON = 8 << 20  # bytes of a record: 3 bytes ("{},") become 90 in memory
 _MAX_TEXT = 200  # characters of a text from which the language is detected
 
 
-# A field may hold anything: Any accepts it, and ``_text`` makes it a text.
+# A field may hold anything: Any accepts it, and ``_text`` makes it a text. Lists and objects may be
+# null.
 class _Link(msgspec.Struct):
     path: Any = None
     url: Any = None
@@ -52,13 +53,13 @@ class _Head(
 ):
     base: Any = None
     title: Any = None
-    metas: list[dict[str, Any]] = []
-    links: list[_Link] = []
+    metas: list[dict[str, Any]] | None = None
+    links: list[_Link] | None = None
 
 
 class _Html(msgspec.Struct, rename={"head": "Head", "links": "Links"}):
-    head: _Head = msgspec.field(default_factory=_Head)
-    links: list[_Link] = []
+    head: _Head | None = None
+    links: list[_Link] | None = None
 
 
 class _Status(msgspec.Struct, rename={"status": "Status"}):
@@ -70,8 +71,8 @@ class _Response(
     rename={"html": "HTML-Metadata", "headers": "Headers", "message": "Response-Message"},
 ):
     html: _Html | None = None
-    headers: dict[str, Any] = {}
-    message: _Status = msgspec.field(default_factory=_Status)
+    headers: dict[str, Any] | None = None
+    message: _Status | None = None
 
 
 class _Payload(msgspec.Struct, rename={"response": "HTTP-Response-Metadata"}):
@@ -85,8 +86,8 @@ class _Header(msgspec.Struct, rename={"type": "WARC-Type"}):
 class _Envelope(
     msgspec.Struct, rename={"header": "WARC-Header-Metadata", "payload": "Payload-Metadata"}
 ):
-    header: _Header = msgspec.field(default_factory=_Header)
-    payload: _Payload = msgspec.field(default_factory=_Payload)
+    header: _Header | None = None
+    payload: _Payload | None = None
 
 
 class _Wat(msgspec.Struct, rename={"envelope": "Envelope"}):
@@ -113,8 +114,7 @@ def _decode_record(block: bytes) -> _Wat:
     except msgspec.ValidationError:
         raise  # the JSON of another layout
     except (msgspec.DecodeError, UnicodeDecodeError):
-        text = block.decode("utf-8", "replace").encode()
-        return _decode(_HALF.sub(rb"\1\\ufffd", text))
+        return _decode(_HALF.sub(rb"\1\\ufffd", block.decode("utf-8", "replace").encode()))
 
 
 def _text(value: Any) -> str:
@@ -126,7 +126,9 @@ class WatPage:
     """Describes a page by its record in a WAT file."""
 
     url: str
-    html: _Html
+    head: _Head
+    metas: Sequence[Mapping[str, Any]]  # of the head
+    links: Sequence[_Link]  # of the body
     declared: str | None  # language, by the HTTP header
 
     @property
@@ -137,9 +139,8 @@ class WatPage:
     @property
     def has_images(self) -> bool:
         """Returns whether the page refers to an image, in its body or its head."""
-        return any(link.path == IMAGE for link in self.html.links) or any(
-            "image" in _text(meta.get("property") or meta.get("name"))
-            for meta in self.html.head.metas
+        return any(link.path == IMAGE for link in self.links) or any(
+            "image" in _text(meta.get("property") or meta.get("name")) for meta in self.metas
         )
 
     def find_language(
@@ -160,36 +161,36 @@ class WatPage:
     def _declared_language(self) -> str | None:
         declared = {
             _text(meta.get("name") or meta.get("http-equiv")).lower(): _text(meta.get("content"))
-            for meta in self.html.head.metas[:_MAX_ELEMENTS]
+            for meta in self.metas[:_MAX_ELEMENTS]
         }
         names = (*_LANGUAGES, "content-language")
         return next((declared[name] for name in names if declared.get(name)), self.declared)
 
     def _texts(self) -> Iterator[str]:
         """Yields texts of the page, those next to images before the texts of links."""
-        head, links = self.html.head, self.html.links
-        yield _text(head.title)
-        for meta in head.metas[:_MAX_ELEMENTS]:
+        yield _text(self.head.title)
+        for meta in self.metas[:_MAX_ELEMENTS]:
             if _text(meta.get("property") or meta.get("name")).lower() in _DESCRIPTIONS:
                 yield _text(meta.get("content"))
-        yield from (_text(link.alt) for link in links if link.path == IMAGE)
-        yield from (_text(link.text) for link in links)
+        yield from (_text(link.alt) for link in self.links if link.path == IMAGE)
+        yield from (_text(link.text) for link in self.links)
 
     def read_page(self, rules: WebPairRules) -> Page | Drop:
         """Returns the page, or the opt-out in its metadata."""
-        metas, limit = self.html.head.metas, rules.max_text_chars
-        opt_outs = meta_opt_outs((_text(m.get("name")), _text(m.get("content"))) for m in metas)
+        limit = rules.max_text_chars
+        contents = ((_text(meta.get("name")), _text(meta.get("content"))) for meta in self.metas)
+        opt_outs = meta_opt_outs(contents)
         if not rules.ignore_opt_outs and (why := first_opt_out(opt_outs)):
             return Drop(why, "by the page's metadata")
-        base = resolve(self.url, _text(self.html.head.base)) or self.url
-        links = (link for link in self.html.links if link.path == IMAGE)
+        base = resolve(self.url, _text(self.head.base)) or self.url
+        links = (link for link in self.links if link.path == IMAGE)
         images, inline, num_beyond = read_images(
             ((_text(link.url), _text(link.alt), _text(link.title)) for link in links), base, rules
         )
-        metadata = _read_head(self.html, limit)
+        metadata = self._read_head(limit)
         return Page(
             url=self.url,
-            title=fold(_text(self.html.head.title), limit),
+            title=fold(_text(self.head.title), limit),
             images=tuple(add_metadata(images, metadata, base)),
             site=metadata.site,
             license=metadata.license or None,
@@ -197,21 +198,20 @@ class WatPage:
             num_beyond=num_beyond,
         )
 
-
-def _read_head(html: _Html, limit: int) -> Metadata:
-    metadata = Metadata()
-    for meta in html.head.metas[:_MAX_ELEMENTS]:
-        read_meta({name: _text(value) for name, value in meta.items()}, metadata, limit)
-    for link in html.head.links[:_MAX_ELEMENTS]:
-        if _text(link.rel).lower() == "image_src":
-            metadata.images.append(fold(_text(link.url), limit))
-    for link in (*html.head.links[:_MAX_ELEMENTS], *html.links):
-        if metadata.license:
-            break
-        if link.path != IMAGE:
-            attributes = {"href": _text(link.url), "rel": _text(link.rel)}
-            metadata.license = find_license(attributes)
-    return metadata
+    def _read_head(self, limit: int) -> Metadata:
+        metadata, head_links = Metadata(), (self.head.links or [])[:_MAX_ELEMENTS]
+        for meta in self.metas[:_MAX_ELEMENTS]:
+            read_meta({name: _text(value) for name, value in meta.items()}, metadata, limit)
+        for link in head_links:
+            if _text(link.rel).lower() == "image_src":
+                metadata.images.append(fold(_text(link.url), limit))
+        for link in (*head_links, *self.links):
+            if metadata.license:
+                break
+            if link.path != IMAGE:
+                attributes = {"href": _text(link.url), "rel": _text(link.rel)}
+                metadata.license = find_license(attributes)
+        return metadata
 
 
 def join_texts(texts: Iterable[str], max_chars: int) -> str:
@@ -249,7 +249,8 @@ def extract_description(
         envelope = _decode_record(block).envelope
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return Drop(Reason.BAD_RECORD, f"not the JSON of a WAT record: {error}")
-    kind, response = _text(envelope.header.type), envelope.payload.response
+    kind = _text(envelope.header and envelope.header.type)
+    response = envelope.payload.response if envelope.payload else None
     if kind == "revisit":
         return Drop(Reason.REVISIT)
     if response is None:
@@ -262,23 +263,27 @@ def extract_description(
 
 
 def _read_response(response: _Response, archive: str, offset: int, url: str) -> Record | Drop:
-    headers = _lower_headers(response.headers)
-    status = str(response.message.status or "200").strip()
+    headers = _lower_headers(response.headers or {})
+    status = str((response.message and response.message.status) or "200").strip()
     if status in map(str, REDIRECTS) and (target := resolve(url, headers.get("location", ""))):
         return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
     if status != "200":
         return Drop(Reason.BAD_STATUS, status[:20])
     if response.html is None:
         return Drop(Reason.OTHER_TYPE, headers.get("content-type", "")[:200])
+    html, head = response.html, response.html.head or _Head()
     return Record(
         archive=archive,
         offset=offset,
         url=url,
         kind="page",
-        content_type=headers.get("content-type", "")[:200],
         opt_outs=header_opt_outs(headers),
         described=WatPage(
-            url=url, html=response.html, declared=headers.get("content-language") or None
+            url=url,
+            head=head,
+            metas=head.metas or [],
+            links=html.links or [],
+            declared=headers.get("content-language") or None,
         ),
     )
 

@@ -2,5 +2,5 @@
 
 Reading order: ``joined_page`` (input and output), ``dominance`` (which images are content),
 ``site_content`` (repeated content of a site, and where its captions are), ``candidates`` (the texts
-near an image), ``likeness`` (words that texts share), ``weights`` (of features) and ``choose``.
+near an image), ``likeness`` (words that texts share), and ``choose``.
 """

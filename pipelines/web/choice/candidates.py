@@ -124,7 +124,6 @@ class Candidate:
     blocks_away: int = 0  # 1 for the nearest block of its side
     images_between: int = 0
     tag: str = ""
-    common: int = 9  # index, above the image, of the first element that contains both
     block: int = -1  # index of its block on the page, for surrounding texts
     is_whole: bool = False  # a block of one sentence
     position: int = 0  # of the sentence in its block, from its start
@@ -282,7 +281,6 @@ def _near(
         blocks_away=blocks_away,
         images_between=between,
         tag=block.tag,
-        common=common,
         block=own_block,
         is_whole=num_sentences == 1,
         position=position,

@@ -20,10 +20,9 @@ from vlmill.pipelines.web.choice.candidates import (
     is_named_by,
 )
 from vlmill.pipelines.web.choice.dominance import judge_images
-from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
+from vlmill.pipelines.web.choice.joined_page import JoinedPage, ScoredText
 from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject, text_size
 from vlmill.pipelines.web.choice.site_content import Site, find_image_blocks, row_side, sides
-from vlmill.pipelines.web.choice.weights import WEIGHTS
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.texts.captions import extract_caption
@@ -33,6 +32,53 @@ from vlmill.pipelines.web.texts.sentences import ends_sentence, leads
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
+
+# Fitted by ``benchmarks/mining.py --fit`` on labelled sites: docs/web-pairs.md lists the data, and
+# the results on unseen sites.
+WEIGHTS: Mapping[str, float] = {
+    "bias": -0.804,
+    "kind_alt": 2.079,
+    "name_overlap": 1.645,
+    "kind_caption": 1.611,
+    "points": 1.462,
+    "spoken_overlap": 1.457,
+    "leads": 1.116,
+    "own_box": 0.989,
+    "title_overlap": 0.869,
+    "label_side": 0.562,
+    "heading_beside": 0.54,
+    "figure_number": 0.527,
+    "many_images": 0.516,
+    "head_title": 0.501,
+    "unended_part": 0.266,
+    "unended_whole": 0.209,
+    "one_word": 0.135,
+    "kind_title": 0.094,
+    "heading_overlap": 0.072,
+    "spoken_title": 0.066,
+    "label": 0.051,
+    "in_row": 0.042,
+    "lone_image": -0.198,
+    "linked": -0.206,
+    "is_question": -0.477,
+    "other_block": -0.507,
+    "short": -0.513,
+    "kind_heading": -0.556,
+    "long": -0.619,
+    "head_alone": -0.638,
+    "byline": -0.646,
+    "off_row": -0.81,
+    "kind_beside": -0.827,
+    "said_elsewhere": -0.858,
+    "heading_between": -0.871,
+    "on_many_pages": -0.873,
+    "kind_metadata": -1.066,
+    "has_spoken": -1.161,
+    "second_heading": -1.283,
+    "kind_page_title": -1.373,
+    "distance": -1.82,
+}
+
 
 EXPLICIT = frozenset(("alt", "title", "label", "caption"))
 _SIDES = ("before", "after")
@@ -176,7 +222,7 @@ def choose(
     lists: TextLists = NO_LISTS,
     *,
     weights: Mapping[str, float] = WEIGHTS,
-) -> list[Choice | Drop]:
+) -> list[tuple[ScoredText, ...] | Drop]:
     """Returns each image's texts, best first, or why it has none; images are in page order.
 
     An image that is not content is dropped for that. An image without a text that scores at least
@@ -185,27 +231,19 @@ def choose(
     """
     judged = judge_images(joined, site, rules)
     claims: dict[int, list[Claim]] = {}
-    choices: list[float | Drop] = []
+    drops: list[Drop | None] = []
     for verdict, scene in zip(judged, scenes(joined, site, judged, rules, lists), strict=True):
-        order = scene.image.order
-        outcome: float | Drop = verdict
-        if not isinstance(verdict, Drop):
-            texts = _claims(scene, rules, lists, weights)
-            if isinstance(texts, Drop):
-                outcome = texts
-            else:
-                claims[order] = texts
-        choices.append(outcome)
+        texts = verdict or _claims(scene, rules, lists, weights)
+        drops.append(texts if isinstance(texts, Drop) else None)
+        if not isinstance(texts, Drop):
+            claims[scene.image.order] = texts
     owned = _owned(joined, claims)
-    result: list[Choice | Drop] = []
-    for image, choice in zip(joined.page.images, choices, strict=True):
-        if isinstance(choice, Drop):
-            result.append(choice)
-        elif own := owned[image.order]:
-            result.append(Choice(image.order, choice, own))
-        else:
+    result: list[tuple[ScoredText, ...] | Drop] = []
+    for image, drop in zip(joined.page.images, drops, strict=True):
+        if drop is None and not owned[image.order]:
             lost = claims[image.order][0].text.text
-            result.append(Drop(Reason.LOW_SCORE, f"nearer to another image: {lost}"))
+            drop = Drop(Reason.LOW_SCORE, f"nearer to another image: {lost}")
+        result.append(drop or owned[image.order])
     return result
 
 
@@ -248,8 +286,7 @@ def _claims(
     caption = scene.image.caption
     if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
         return Drop(Reason.SHARED_TEXT, caption)
-    candidates = _own_texts(scene, rules, lists)
-    measured = [(features(c, scene), c) for c in candidates]
+    measured = [(features(c, scene), c) for c in _own_texts(scene, rules, lists)]
     scored = [(probability(total(values, weights)), c, values) for values, c in measured]
     scored.sort(key=lambda one: (-one[0], one[1].text))
     short_rules = _for_surrounding(rules)
@@ -307,7 +344,7 @@ def _for_surrounding(rules: WebPairRules) -> WebPairRules:
 def scenes(
     joined: JoinedPage,
     site: Site,
-    judged: list[float | Drop],
+    judged: Sequence[Drop | None],
     rules: WebPairRules = DEFAULT_RULES,
     lists: TextLists = NO_LISTS,
 ) -> list[Scene]:
@@ -318,11 +355,8 @@ def scenes(
     side = (above - below) / (above + below + 2)
     row = row_side(joined, side)
     phrases = lists.phrases
-    contents = [
-        image
-        for image, verdict in zip(joined.page.images, judged, strict=True)
-        if not isinstance(verdict, Drop)
-    ]
+    judged_images = list(zip(joined.page.images, judged, strict=True))
+    contents = [image for image, drop in judged_images if drop is None]
     boxes = count_boxes(joined.page, [image.path for image in contents]) if contents else NO_BOXES
     return [
         Scene(
@@ -335,7 +369,7 @@ def scenes(
             num_pages_with=_pages_with(joined, image.order, site),
             num_images=len(contents),
             candidates=()
-            if isinstance(verdict, Drop)
+            if drop is not None
             else [
                 candidate
                 for candidate in find_candidates(
@@ -350,7 +384,7 @@ def scenes(
                 if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
             ],
         )
-        for image, verdict in zip(joined.page.images, judged, strict=True)
+        for image, drop in judged_images
     ]
 
 

@@ -99,8 +99,8 @@ class _PageStats:
         return len(texts) == 1 and text_size(next(iter(texts))) > _SEVERAL
 
 
-def judge_images(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[float | Drop]:
-    """Returns each image's dominance on its page, in 0..1, or why it is not content; in order."""
+def judge_images(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[Drop | None]:
+    """Returns why each image of a page is not content, None for one that is; in order."""
     available_images = [p for p in joined.images.values() if not isinstance(p, Drop)]
     texts: dict[str, set[str]] = {}
     for image in joined.page.images:
@@ -117,7 +117,7 @@ def judge_images(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[fl
 
 def _judge(
     joined: JoinedPage, image: PageImage, page_stats: _PageStats, site: Site, rules: WebPairRules
-) -> float | Drop:
+) -> Drop | None:
     if not image.urls:
         return Drop(Reason.BAD_URL, image.src[:100])
     archived = joined.images.get(image.order)
@@ -133,7 +133,7 @@ def _judge(
     if score < rules.min_dominance:
         names = ", ".join(sorted(name for name, value in values.items() if value))
         return Drop(Reason.NOT_DOMINANT, f"{score:.2f}: {names}")
-    return score
+    return None
 
 
 def _reason_against(

@@ -44,12 +44,3 @@ class ScoredText(NamedTuple):
     text: str
     score: float  # 0..1
     features: Mapping[str, float] | None = None  # the score's inputs, if they are kept
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Holds a content image of its page, with the texts that describe it, best first."""
-
-    order: int
-    dominance: float  # 0..1
-    texts: tuple[ScoredText, ...]

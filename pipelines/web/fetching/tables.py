@@ -14,7 +14,7 @@ from vlmill.pipelines.web.fetching.warc import part_name
 from vlmill.pipelines.web.fetching.work import FetchState, open_bucket, read_lines
 from vlmill.runtime.files.listed import ListedFile, describe_file, file_problem
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.files.shards import Shard, ShardWriter
+from vlmill.runtime.files.shards import Shard, stream_shard
 from vlmill.runtime.units.funnel import IN, OUT, Tally
 from vlmill.runtime.units.unit import Result
 from vlmill.schemas.rejects import Reason, reject
@@ -193,17 +193,9 @@ def _rejects(
 def _write(job: FetchState, table: Table, bucket: int, rows: Iterable[dict[str, Any]]) -> Shard:
     producer = {"job": "crawl", "manners": job.policy.as_settings()}
     shards = job.reject_shards if table is REJECTS else job.buckets
-    writer = ShardWriter(job.output, table, bucket, shards, producer=producer)
-    with writer:
-        group: list[dict[str, Any]] = []
-        for row in rows:
-            group.append(row)
-            if len(group) == GROUP_ROWS:
-                writer.write(group)
-                group = []
-        writer.write(group)
-    assert writer.shard is not None
-    return writer.shard
+    return stream_shard(
+        job.output, table, rows, bucket, shards, producer=producer, group_rows=GROUP_ROWS
+    )
 
 
 def merge_summaries(parts: Iterable[CrawlSummary]) -> CrawlSummary:

@@ -313,8 +313,7 @@ def fetch_bucket(job: FetchState, bucket: int, retry: int = 0) -> Result:
     with open_bucket(job, bucket) as opened, ExitStack() as stack:
         journal = opened.journal
         before = count_outcomes(journal)
-        max_pages = job.scope.max_pages_per_host
-        journal.pull_sent(job.sent_folder, bucket, max_pages=max_pages)
+        journal.pull_sent(job.sent_folder, bucket, max_pages=job.scope.max_pages_per_host)
         if retry:
             journal.retry_failed(retry)
             journal.commit()

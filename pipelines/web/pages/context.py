@@ -81,17 +81,14 @@ def _owner(
         spot = spots[order]
         if caption.figure and spot.figure != caption.figure:
             continue
-        if caption.caption in spot.path or _is_tiny(spot):
+        is_tiny = any(side is not None and side < _TINY for side in spot.sides)
+        if is_tiny or caption.caption in spot.path:
             continue  # for example the magnifying glass in a caption
         level = next((i for i, serial in enumerate(caption.path) if serial in spot.path), None)
         if level is not None:
             follows = block_numbers[order] > number
             ranks.append((level, follows, abs(number - block_numbers[order]), order))
     return min(ranks)[3] if ranks else None
-
-
-def _is_tiny(spot: Spot) -> bool:
-    return any(side is not None and side < _TINY for side in spot.sides)
 
 
 def nearby(blocks: Sequence[Block], block_numbers: Sequence[int], reach: int) -> list[int]:

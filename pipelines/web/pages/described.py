@@ -93,10 +93,7 @@ class RowPage:
 
 
 def text_language(
-    detector: LanguageDetector,
-    text: str,
-    rules: WebPairRules,
-    languages: frozenset[str] | None,
+    detector: LanguageDetector, text: str, rules: WebPairRules, languages: frozenset[str] | None
 ) -> str | Drop:
     """Returns the language of a short text without a page, or why it is dropped.
 

@@ -320,13 +320,7 @@ _PLAIN = {tag: _kind(tag, "") for tag in _OPENED | _CHANGING}  # of elements wit
 
 
 def _inside(
-    state: _State,
-    tag: str,
-    serial: int,
-    furniture: bool,
-    caption: bool,
-    credit: bool,
-    link: str,
+    state: _State, tag: str, serial: int, furniture: bool, caption: bool, credit: bool, link: str
 ) -> _State:
     """Returns the state in an element that changes it."""
     in_furniture, in_caption, in_figure, in_content, _, in_credit = state

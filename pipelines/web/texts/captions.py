@@ -90,7 +90,7 @@ _COPYRIGHT = re.compile(
 )
 _PANEL = re.compile(r"\(b\)", _I)  # of a figure, whose third panel is (c)
 _TITLE_TAIL = re.compile(r"\s»\s.*")
-_EDGES = " \t*•·–—-|,;:/\\_~=+<>^`#、，；："
+_EDGES = " \t*•·–—-|,;:/\\_~=+<>^`#、，；：\N{REPLACEMENT CHARACTER}"
 
 # A single token that is a file name, or that a machine made from one.
 _FILE_NAME = re.compile(
@@ -188,7 +188,7 @@ def _clean_once(text: str, max_chars: int) -> str:
         text = _TITLE_TAIL.sub(" ", text)
     text = re.sub(r"\(\s*[;,/]?\s*\)|\[\s*\]", " ", text)
     text = re.sub(r"\s+([,.;:!?])", r"\1", " ".join(text.split()))
-    text = _strip_edges(text)
+    text = text.strip(_EDGES)
     prefix = _PREFIX.match(text)
     remainder = text[prefix.end() :] if prefix else text
     if prefix and remainder:
@@ -197,15 +197,8 @@ def _clean_once(text: str, max_chars: int) -> str:
     return text
 
 
-def _strip_edges(text: str) -> str:
-    return text.strip(_EDGES + "\N{REPLACEMENT CHARACTER}")
-
-
 def fault(
-    sentence: str,
-    rules: WebPairRules,
-    language: str | None = None,
-    lists: TextLists = NO_LISTS,
+    sentence: str, rules: WebPairRules, language: str | None = None, lists: TextLists = NO_LISTS
 ) -> Reason | None:
     """Returns why a sentence is not a caption, or None."""
     words = split_words(sentence, language)
@@ -240,7 +233,8 @@ def _form_fault(
         return Reason.NOT_WORDS
     if max(map(len, words)) > LONGEST_WORD and not dense:
         return Reason.NOT_WORDS
-    if _repetition(words) > rules.max_repetition:
+    # The share of words that repeat an earlier one.
+    if 1 - len({word.lower() for word in words}) / len(words) > rules.max_repetition:
         return Reason.REPETITIVE
     if _is_list(sentence, words):
         return Reason.NOT_A_SENTENCE
@@ -255,11 +249,6 @@ def _form_fault(
     return None
 
 
-def _repetition(words: list[str]) -> float:
-    """Returns the share of words that repeat an earlier word of the text."""
-    return 1 - len({word.lower() for word in words}) / len(words)
-
-
 def _is_list(sentence: str, words: list[str]) -> bool:
     """Returns whether separators are between nearly all words: keywords, a menu, a path."""
     separators = len(re.findall(r"[,;|/>•·]|\s[-–—]\s", sentence))
@@ -267,10 +256,7 @@ def _is_list(sentence: str, words: list[str]) -> bool:
 
 
 def extract_caption(
-    text: str,
-    rules: WebPairRules,
-    language: str | None = None,
-    lists: TextLists = NO_LISTS,
+    text: str, rules: WebPairRules, language: str | None = None, lists: TextLists = NO_LISTS
 ) -> str | Drop:
     """Returns the caption in ``text``: the first sentence that passes, and the next that fit.
 
@@ -296,8 +282,7 @@ def extract_caption(
             faults.append(wrong)
     if passing:
         caption = _joined(passing)
-        caption_fault = fault(caption, rules, language, lists)
-        return caption if caption_fault is None else passing[0]
+        return caption if fault(caption, rules, language, lists) is None else passing[0]
     return Drop(faults[0] if faults else Reason.NO_TEXT, cleaned or None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from vlmill.schemas.errors import InputError
 
 LANGUAGES = Path(__file__).with_name("languages")
-LISTS = ("generic", "credited", "credit", "points", "figure", "bylines", "speaks")
+LISTS = ("generic", "credited", "credit", "points", "figure", "bylines")
 SPACES = "spaces"
 MAX_FILE_BYTES = 1 << 20
 MAX_ENTRY_CHARS = 400
@@ -37,7 +37,6 @@ class Phrases:
     figure: re.Pattern[str]
     points: re.Pattern[str]
     bylines: re.Pattern[str]
-    speaks: re.Pattern[str]
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,6 @@ def _compile(texts: tuple[tuple[str, str], ...]) -> Phrases:
         figure=re.compile(rf"^(?:{_any(entries('figure'))})\s*\d"),
         points=anywhere("points"),
         bylines=anywhere("bylines"),
-        speaks=anywhere("speaks"),
     )
 
 

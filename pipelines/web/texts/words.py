@@ -51,7 +51,7 @@ def split_words(text: str, language: str | None = None) -> list[str]:
             words += spaced.findall(run)
             continue
         for start in range(0, len(run), _LONGEST):
-            words += (w for w in segment(run[start : start + _LONGEST]) if _has_letter(w))
+            words += (w for w in segment(run[start : start + _LONGEST]) if any(map(str.isalnum, w)))
     return words
 
 
@@ -111,10 +111,6 @@ _DESIGNATION = re.compile(
 def is_designation(text: str) -> bool:
     """Returns whether a text is the name of a model or a type: letters and a short number."""
     return _DESIGNATION.fullmatch(text) is not None and "_" not in text
-
-
-def _has_letter(word: str) -> bool:
-    return any(character.isalnum() for character in word)
 
 
 def chinese_words(text: str) -> list[str]:

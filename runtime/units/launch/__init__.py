@@ -1,5 +1,5 @@
-"""Runs jobs on clusters: loads Beam (``loading``), sets its ``options`` and shows ``metrics``.
+"""Runs jobs on clusters: loads Beam (``loading``) and sets its ``options``.
 
-``flink_worker`` starts Python workers on Flink, and ``flink_watch`` ends jobs that no worker can
-do; ``clusters`` checks the requirements of jobs, ``failures`` explains the end of remote workers.
+``flink_worker`` starts Python workers on Flink; ``clusters`` checks the requirements of jobs,
+``failures`` explains the end of remote workers.
 """

@@ -28,9 +28,7 @@ def without_step(error: BaseException) -> BaseException:
 
 
 def format_refusal(message: str) -> str:
-    """Returns the response of a worker that cannot work: a line that :func:`useless_worker`
-    recognises.
-    """
+    """Returns the response of a useless worker: a line for :func:`useless_worker`."""
     return f"VLMILL-WORKER: {' '.join(message.split())} :VLMILL-WORKER"
 
 
@@ -72,8 +70,6 @@ def _last_raised(text: str) -> re.Match[str] | None:
 
 
 def _is_answered(name: str) -> bool:
-    """Returns whether a class of errors is the operating system's, a store's, or a user's
-    mistake.
-    """
+    """Returns whether errors of a class are the operating system's, a store's or a user's."""
     kind = getattr(builtins, name, None)
     return name in OURS or (isinstance(kind, type) and issubclass(kind, OSError))

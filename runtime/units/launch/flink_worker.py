@@ -76,9 +76,7 @@ def log_into(folder: str) -> None:
 
 
 def provision(endpoint: str, worker_id: str) -> Any:
-    """Requests the information for a worker of this name from the task manager: a
-    ``ProvisionInfo``.
-    """
+    """Requests the information for this worker from the task manager: a ``ProvisionInfo``."""
     import grpc
     from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor

@@ -189,7 +189,6 @@ def test_verify_finds_imported_boxes_outside_their_image(tmp_path: Path) -> None
         tmp_path / "old", REGIONS, 0, 1, producer=reader.producer, arrays=arrays
     ) as writer:
         writer.write(encode_regions(small, dtype="float32"))
-    assert writer.shard is not None
     write_manifest(tmp_path / "old", [writer.shard], job="extract-rois import", settings={})
     problems = verify(tmp_path / "old")
     assert problems and all("a box leaves the image of 30 x 100" in line for line in problems)

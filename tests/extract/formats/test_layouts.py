@@ -198,7 +198,7 @@ def test_npy_of_mmf_with_scores_and_the_largest_number(tmp_path: Path) -> None:
             rows_of(tmp_path / "out", files)
     np.save(tmp_path / "npy" / "9.npy", np.asarray(row.features))
     (tmp_path / "npy" / "9_full.npy").write_bytes(b"\x93NUMPY of torch's tensors")
-    for number, files in enumerate((tmp_path / "npy", str(tmp_path / "npy" / "*.npy"))):
+    for number, files in enumerate((tmp_path / "npy", tmp_path / "npy" / "*.npy")):
         reader = rows_of(tmp_path / f"out-{number}", files)
         assert_row(reader["9"], row, "class_ids", "class_scores")
         assert reader["9"].class_probs is None
@@ -668,7 +668,10 @@ def test_a_wrong_format_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"a\tb"), "it is a gzip archive, not a file of features; unpack it first"),
+        (
+            gzip.compress(b"a\tb", mtime=0),
+            "it is a gzip archive, not a file of features; unpack it first",
+        ),
         (b"<!DOCTYPE html><html>", "it is an HTML page, not a file of features"),
         (bytes(9000), "it begins with 4,096 zeros; copy or download it again"),
         (f"{tsv_line(SECOND)}\n".encode("utf-16"), "it is text in UTF-16; convert it to UTF-8"),

@@ -9,7 +9,7 @@ from tests.inference.search.test_embed import Shop
 from tests.train.tasks.retrieval.cases import RANKED
 from tests.train.tasks.retrieval.test_matching import NAMES, TEXTS, TOKENIZER, write_regions
 
-from vlmill.pipelines.tables.command import main as tables
+from vlmill.pipelines.tables.__main__ import main as tables
 from vlmill.runtime.files.manifest import MANIFEST, verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard

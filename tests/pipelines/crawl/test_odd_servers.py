@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.pipelines.conftest import make_image
 
-from vlmill.pipelines.crawl.command import main
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.crawl.__main__ import main
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 
 TIMEOUT_S = 1.5
 IMAGE = make_image(400, 320, seed=1)
@@ -282,8 +282,7 @@ def test_a_host_waits_as_long_as_it_asks(name: str, least: float, web: Web) -> N
 
 @pytest.mark.usefixtures("outcomes")
 def test_the_largest_copy_is_asked_for_first(web: Web) -> None:
-    copies = [path for path, _ in web.asked["lazy"] if path.endswith(".jpg")]
-    assert copies == ["/a-1400.jpg"]
+    assert [path for path, _ in web.asked["lazy"] if path.endswith(".jpg")] == ["/a-1400.jpg"]
 
 
 def test_the_largest_copy_gives_the_pair(crawled: Path, tmp_path: Path, web: Web) -> None:

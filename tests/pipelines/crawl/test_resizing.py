@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlmill.pipelines.crawl.command import ENCODINGS, MODES
+from vlmill.pipelines.crawl.__main__ import ENCODINGS, MODES
 from vlmill.pipelines.crawl.resizing import ENCODINGS as QUALITIES
 from vlmill.pipelines.crawl.resizing import MODES as ALL_MODES
 from vlmill.pipelines.crawl.resizing import EncodedImage, ResizeRule, encode_image

@@ -18,7 +18,7 @@ import pytest
 from fastwarc.warc import ArchiveIterator
 from worlds.host_server import Hit, Served, serve_site
 
-from vlmill.pipelines.crawl.command import main
+from vlmill.pipelines.crawl.__main__ import main
 from vlmill.pipelines.web.fetching import rounds
 from vlmill.pipelines.web.fetching.tables import CrawlSummary, write_tables
 from vlmill.pipelines.web.fetching.work import FetchState, open_bucket
@@ -94,8 +94,7 @@ def test_every_url_has_the_outcome_that_the_table_says(tmp_path: Path, fresh: Se
     output = tmp_path / "crawl"
     listed = write_list(tmp_path / "urls", urls)
     assert main(arguments(listed, output, "--workers", "1", "--warc-bytes", "20000")) == 0
-    rejects = Counter(row["reason"] for row in rows_of(output, "rejects"))
-    assert rejects["duplicate"] == 1
+    assert Counter(row["reason"] for row in rows_of(output, "rejects"))["duplicate"] == 1
     wrong = outcomes_of(output)
     wrong.update({url: outcome for url, outcome in expected(fresh).items() if url not in wrong})
     repeated = urls[0]
@@ -359,8 +358,7 @@ def test_a_page_may_be_fetched_without_its_images(tmp_path: Path, served: Served
 def test_mistakes_are_one_line(
     more: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    listed = write_list(tmp_path / "urls", [])
-    assert main(arguments(listed, tmp_path / "crawl", *more)) == 2
+    assert main(arguments(write_list(tmp_path / "urls", []), tmp_path / "crawl", *more)) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert not (tmp_path / "crawl").exists()

@@ -25,7 +25,7 @@ from tests.pipelines.crawl.test_site import (
 from worlds.host_kinds import KINDS
 from worlds.host_server import MANY, Served
 
-from vlmill.pipelines.crawl.command import main
+from vlmill.pipelines.crawl.__main__ import main
 from vlmill.runtime.files.manifest import verify_folder
 
 __all__ = ["fresh"]  # the fixture of that module
@@ -133,8 +133,7 @@ def test_a_killed_crawl_in_a_store_goes_on(tmp_path: Path, fresh: Served, bucket
 def test_a_table_in_a_store_becomes_pairs_there(tmp_path: Path, fresh: Served, bucket: str) -> None:
     urls = pictures(fresh, 3)
     args = in_store(tmp_path, bucket, [], "--workers", "2", "--resize", "64")
-    lines = ["url,caption", *(f"{url},a text" for url in urls)]
-    write_list(tmp_path / "in" / "a.csv", lines)
+    write_list(tmp_path / "in" / "a.csv", ["url,caption", *(f"{url},a text" for url in urls)])
     args[0], args[1] = "--input", f"{upload_folder(tmp_path / 'in', f'{bucket}/in')}/a.csv"
     assert main(args) == 0
     assert verify_folder(args[3]) == []

@@ -20,7 +20,7 @@ from worlds.host_server import MANY, Served, serve_site
 from worlds.hosts import large_image
 
 from vlmill.pipelines.crawl import pairs
-from vlmill.pipelines.crawl.command import main
+from vlmill.pipelines.crawl.__main__ import main
 from vlmill.pipelines.crawl.lists import open_input
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.errors import InputError

@@ -57,8 +57,7 @@ def changed_description(path: Path, **fields: Any) -> None:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    described = json.loads(header["__metadata__"][KEY]) | fields
-    header["__metadata__"][KEY] = json.dumps(described)
+    header["__metadata__"][KEY] = json.dumps(json.loads(header["__metadata__"][KEY]) | fields)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
 

@@ -87,8 +87,7 @@ def test_tiny_images_have_statistics(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"])
 def test_small_copy_is_rgb_of_the_side_or_some_more(mode: str) -> None:
-    image = Image.new("L", (900, 600), 200).convert(mode)
-    small = small_copy(image, SIDE)
+    small = small_copy(Image.new("L", (900, 600), 200).convert(mode), SIDE)
     assert (small.mode, small.size) == ("RGB", (225, 150))
     assert shrunk(small).shape == (64, SIDE, 3)
 

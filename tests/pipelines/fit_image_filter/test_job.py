@@ -10,7 +10,7 @@ from tests.pipelines.filters.generated import Pixels, chart, dressed, encoded, p
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from vlmill.pipelines.filters.image import ImageFilter, ImageFilters
-from vlmill.pipelines.fit_image_filter.command import main
+from vlmill.pipelines.fit_image_filter.__main__ import main
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_images
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.units.funnel import Drop
@@ -45,10 +45,7 @@ def fit(folder: Path, labels: Path, output: Path, *flags: str) -> int:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with realism.model and safety.model."""
     folder = tmp_path_factory.mktemp("models")
-    for kind, positive, negative in (
-        ("realism", photograph, chart),
-        ("safety", skin, dressed),
-    ):
+    for kind, positive, negative in (("realism", photograph, chart), ("safety", skin, dressed)):
         labels = write_set(folder / kind, positive, negative)
         assert fit(folder / kind, labels, folder / f"{kind}.model", "--kind", kind) == 0
     return folder
@@ -102,8 +99,7 @@ def test_a_table_gives_the_same_model_as_a_folder(models: Path, tmp_path: Path) 
     ]
     write_shard(tmp_path / "table", IMAGES, rows)
     output = tmp_path / "m"
-    labels = models / "realism.tsv"
-    assert fit(tmp_path / "table", labels, output, "--kind", "realism") == 0
+    assert fit(tmp_path / "table", models / "realism.tsv", output, "--kind", "realism") == 0
     assert output.read_bytes() == (models / "realism.model").read_bytes()
 
 
@@ -156,5 +152,4 @@ def test_mistakes_are_told_in_one_line(
     Path("broken.tsv").write_text("\n".join([*lines, "broken.jpg\t1"]))
     Path("outside.tsv").write_text("\n".join([*lines, "../outside.jpg\t1"]))
     assert main([*flags, "--output", "m"]) == 2
-    error = capsys.readouterr().err.splitlines()
-    assert said in error[-1] and not Path("m").exists()
+    assert said in capsys.readouterr().err.splitlines()[-1] and not Path("m").exists()

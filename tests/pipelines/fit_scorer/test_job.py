@@ -14,10 +14,10 @@ from tests.pipelines.filters.generated_pairs import World, write_world
 
 from vlmill.pipelines.filters.facts import FactsReader, Sources, open_sources
 from vlmill.pipelines.filters.scorer import GROUPS, NAMES, HashedShares, Scorer
-from vlmill.pipelines.fit_scorer.command import main
+from vlmill.pipelines.fit_scorer.__main__ import main
 from vlmill.pipelines.fit_scorer.job import labelled_pairs, labelled_rows
 from vlmill.pipelines.web_pairs import rescoring
-from vlmill.pipelines.web_pairs.command import main as web_pairs
+from vlmill.pipelines.web_pairs.__main__ import main as web_pairs
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import PAIRS
@@ -65,8 +65,7 @@ def test_the_scorer_finds_what_regions_say(fitted: Fit) -> None:
         if line.split()[0] in GROUPS
     }
     assert float(fitted.said.partition("AUC ")[2].split()[0]) > 0.9
-    shuffled = float(fitted.said.partition("shuffled labels ")[2].split()[0])
-    assert abs(shuffled - 0.5) < 0.05
+    assert abs(float(fitted.said.partition("shuffled labels ")[2].split()[0]) - 0.5) < 0.05
     assert aucs.keys() == GROUPS.keys()
     assert aucs["text_and_regions"] > 0.9 and aucs["text_form"] < 0.7
     page = fitted.model.with_name("scorer.model.html").read_text()
@@ -102,8 +101,7 @@ def test_features_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def scores_of(folder: Path) -> dict[str, float]:
-    rows = read_table(folder, PAIRS).to_pylist()
-    return {row["pair_id"]: row["score"] for row in rows}
+    return {row["pair_id"]: row["score"] for row in read_table(folder, PAIRS).to_pylist()}
 
 
 def again(world: World, output: Path, *flags: str) -> int:
@@ -121,10 +119,8 @@ def test_a_finished_output_is_scored_again(
     by_regions = scores_of(out)
     truth = described(world)
     assert np.mean([(by_regions[i] > 0.65) == truth[i] for i in truth]) > 0.9
-    manifest = json.loads((out / "_manifest.json").read_text())
-    assert manifest["scoring"]["threshold"] == 0.5
-    flags = [entry.flag for entry in read_manifest(out)["inputs"]]
-    assert flags == ["--regions", "--classes"]
+    assert json.loads((out / "_manifest.json").read_text())["scoring"]["threshold"] == 0.5
+    assert [entry.flag for entry in read_manifest(out)["inputs"]] == ["--regions", "--classes"]
     assert (
         "scoring"
         in pq.read_metadata(out / "pairs-00000-of-00002.parquet")
@@ -133,8 +129,7 @@ def test_a_finished_output_is_scored_again(
     )
 
     assert again(world, out, "--scorer", str(fitted.model)) == 0
-    by_scorer = scores_of(out)
-    assert by_scorer != by_regions and verify_folder(out) == []
+    assert scores_of(out) != by_regions and verify_folder(out) == []
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     assert again(world, out, "--scorer", str(fitted.model)) == 0  # nothing is left to do
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
@@ -205,8 +200,7 @@ def test_mistakes_are_told_in_one_line(
     shutil.copy(world.classes, "C")
     words = ["--pairs", str(world.output), "--labels", str(world.labels), "--output", "m"]
     assert main([*words, *flags]) == 2
-    error = capsys.readouterr().err.splitlines()
-    assert said in error[-1] and not Path("m").exists()
+    assert said in capsys.readouterr().err.splitlines()[-1] and not Path("m").exists()
 
 
 def test_what_cannot_be_scored_again(

@@ -12,7 +12,7 @@ from tests.factories import write_images
 from tests.pipelines.hard_negatives.corpora import Answer, brute_force, captions, write_tsv
 
 from vlmill.pipelines.hard_negatives import blocks, job
-from vlmill.pipelines.hard_negatives.command import main
+from vlmill.pipelines.hard_negatives.__main__ import main
 from vlmill.pipelines.hard_negatives.job import estimate_cost, output_bytes
 from vlmill.runtime.console.cost import Rate, size_words
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
@@ -76,10 +76,7 @@ def test_texts_without_a_image_are_images_of_their_own(pairs: Path, tmp_path: Pa
 
 
 def test_a_killed_run_continues_to_the_same_bytes(
-    pairs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One shard was not written, in another one a bit has flipped since.
 
@@ -129,11 +126,7 @@ def test_a_finished_run_says_so(
     ],
 )
 def test_wrong_arguments_exit_2_in_one_line(
-    pairs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert run(pairs, tmp_path / "out", *flags) == 2
     error = capsys.readouterr().err

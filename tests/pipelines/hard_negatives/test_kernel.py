@@ -123,8 +123,7 @@ def test_the_same_image_and_near_duplicates_are_excluded() -> None:
 
 
 def test_ties_are_in_the_order_of_ids_and_cut_at_top() -> None:
-    corpus = [(k, f"common unique{k} other{k} third{k}") for k in range(9)]
-    best = answer(corpus, top=3)[4]
+    best = answer([(k, f"common unique{k} other{k} third{k}") for k in range(9)], top=3)[4]
     assert [number for number, _ in best] == [0, 1, 2]
     assert len({score for _, score in best}) == 1
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import REJECTS, Table
 

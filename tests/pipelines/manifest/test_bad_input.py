@@ -15,7 +15,6 @@ from tests.pipelines.manifest.task_layouts import annotation, image, lines, vcr_
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS, IMAGES, PAIRS, QUESTIONS, STATEMENTS, Table
 
-pytestmark = pytest.mark.usefixtures("no_charts")
 Files = dict[str, Any]
 Image = Callable[..., bytes]
 

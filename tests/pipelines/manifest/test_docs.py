@@ -21,6 +21,5 @@ def test_the_page_has_the_four_commands_in_their_order() -> None:
 
 
 def test_the_reasons_that_the_page_names_exist() -> None:
-    table = PAGE.split("| reason |")[1].split("\n\n")[0]
-    named = re.findall(r"^\| `(\w+)`", table, re.M)
+    named = re.findall(r"^\| `(\w+)`", PAGE.split("| reason |")[1].split("\n\n")[0], re.M)
     assert named and set(named) <= {reason.value for reason in Reason}

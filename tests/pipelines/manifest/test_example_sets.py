@@ -6,15 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from tests.pipelines.manifest.running import made, reasons, rows
 from tests.pipelines.manifest.task_layouts import annotation, answers, image, lines, write
 
-from vlmill.pipelines.manifest.job import main
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.tables import IMAGES, LABELS, QUESTIONS, STATEMENTS
-
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 def labels(folder: Path) -> list[str]:
@@ -79,8 +75,7 @@ def test_all_of_gqa_s_questions_are_in_parts(tmp_path: Path) -> None:
         write(root / name, {f"{part}": gqa_question("no"), "same": gqa_question("no")})
     write(root / "train_balanced_questions.json", {"9": gqa_question("yes")})
     folder = made("gqa", root, "--questions", "all")
-    listed = [r["question_id"] for r in rows(folder, QUESTIONS)]
-    assert listed == ["gqa/0", "gqa/same", "gqa/3"]
+    assert [r["question_id"] for r in rows(folder, QUESTIONS)] == ["gqa/0", "gqa/same", "gqa/3"]
     assert [reason for _, reason in reasons(folder)] == ["duplicate"]
 
 
@@ -174,7 +169,7 @@ def test_snli_ve(tmp_path: Path) -> None:
     assert listed[0]["text_a"] == "A person is outdoors." and listed[0]["text_b"] is None
     assert labels(folder) == ["entailment", "neutral", "contradiction"]
     assert [reason for _, reason in reasons(folder)] == [
-        *("label_unknown", "bad_row", "empty_text", "duplicate", "id_conflict", "bad_row"),
+        *("label_unknown", "bad_row", "empty_text", "duplicate", "id_conflict", "bad_row")
     ]
     assert [r["image_id"] for r in rows(folder, IMAGES)] == ["flickr30k/3416050480"]
 
@@ -254,7 +249,7 @@ def test_hateful_memes(tmp_path: Path) -> None:
     assert labels(folder) == ["not_hateful", "hateful"]
     assert [r["image_id"] for r in rows(folder, IMAGES)] == ["hateful-memes/01235"]
     assert [reason for _, reason in reasons(folder)] == [
-        *("label_unknown", "label_unknown", "bad_row", "duplicate"),
+        *("label_unknown", "label_unknown", "bad_row", "duplicate")
     ]
 
 
@@ -264,14 +259,12 @@ def test_glue_of_the_hub(tmp_path: Path) -> None:
         "sst2/train-00000-of-00002": {"sentence": ["fine ", "", "x"], "label": [1, 0, 2]},
         "sst2/train-00001-of-00002": {"sentence": ["bad"], "label": [0]},
         "sst2/test-00000-of-00001": {"sentence": ["?"], "label": [-1]},
-        "rte/validation-00000-of-00001": {
-            **{"sentence1": ["a"], "sentence2": ["b"], "label": [1]},
-        },
+        "rte/validation-00000-of-00001": {**{"sentence1": ["a"], "sentence2": ["b"], "label": [1]}},
         "mnli/validation_matched-00000-of-00001": {
-            **{"premise": ["a"], "hypothesis": ["b"], "label": [2]},
+            **{"premise": ["a"], "hypothesis": ["b"], "label": [2]}
         },
         "stsb/train-00000-of-00001": {
-            **{"sentence1": ["a", "c"], "sentence2": ["b", "d"], "label": [4.75, 9.0]},
+            **{"sentence1": ["a", "c"], "sentence2": ["b", "d"], "label": [4.75, 9.0]}
         },
     }
     for name, columns in tables.items():
@@ -289,8 +282,7 @@ def test_glue_of_the_hub(tmp_path: Path) -> None:
         "glue/mnli/dev_matched/0": ("contradiction", 2),
         "glue/sts-b/train/0": ("4.750", -1),
     }
-    found = {reason for _, reason in reasons(folder)}
-    assert found == {"empty_text", "label_unknown"}
+    assert {reason for _, reason in reasons(folder)} == {"empty_text", "label_unknown"}
 
 
 def test_nlvr2_s_labels_in_any_spelling(tmp_path: Path) -> None:
@@ -305,14 +297,3 @@ def test_nlvr2_s_labels_in_any_spelling(tmp_path: Path) -> None:
     true, false = ("True", 1), ("False", 0)
     assert listed == [true, false, true, false, true, (None, -1)]
     assert [reason for _, reason in reasons(folder)] == ["label_unknown"] * 2
-
-
-@pytest.mark.parametrize("name", ["gqa", "vizwiz", "okvqa", "snli-ve", "vsr", "hateful-memes"])
-def test_a_folder_without_the_files_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    (tmp_path / "x").mkdir()
-    words = [name, "--input", str(tmp_path / "x"), "--output", str(tmp_path / "out")]
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert f"--input {tmp_path / 'x'} has no " in error and error.count("\n") == 1

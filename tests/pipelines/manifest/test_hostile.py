@@ -8,7 +8,7 @@ from tests.pipelines.manifest.layouts import write
 from tests.pipelines.manifest.running import made, reasons, rows
 from worlds.hostile_images import IMAGES as HOSTILE
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.published import parts
 from vlmill.pipelines.web.pages import images
 from vlmill.runtime.bounded_calls import CallLimits
@@ -16,7 +16,6 @@ from vlmill.schemas.tables import IMAGES, PAIRS
 
 Make = Callable[..., bytes]
 NAMES = ("JPEG, EXIF of one segment", "PNG, texts", "TIFF, overlapping tags")
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.pipelines.manifest.running import made, reasons, rows
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.layouts.hub_columns import split_of_name
 from vlmill.pipelines.manifest.reading.sources import Source
 from vlmill.runtime.files.manifest import read_manifest
@@ -18,8 +18,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import Difference, difference
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS
-
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 Image = Callable[..., bytes]
 Row = dict[str, Any]
@@ -78,8 +76,7 @@ def test_another_column_of_splits_is_named_and_an_empty_cell_has_its_file_s(
     assert splits_of(again)[::2] == ["dev", "val", "holdout", "val", "test"]
     whole = made("hf", root, "--no-split-column", "--split", "val", "--fresh")
     assert set(splits_of(whole)) == {"val"}
-    named = made("hf", root, "--no-split-column", "--fresh")
-    assert set(splits_of(named)) == {"test"}
+    assert set(splits_of(made("hf", root, "--no-split-column", "--fresh"))) == {"test"}
 
 
 def test_a_split_that_is_a_class_label_has_its_name(tmp_path: Path, image: Image) -> None:
@@ -89,8 +86,7 @@ def test_a_split_that_is_a_class_label_has_its_name(tmp_path: Path, image: Image
     schema = pa.schema(
         [("image", pa.string()), ("text", pa.string()), ("split", pa.int64())], metadata=about
     )
-    root = write_rows(tmp_path / FILE, listed, schema)
-    out = made("hf", root)
+    out = made("hf", write_rows(tmp_path / FILE, listed, schema))
     assert splits_of(out) == ["test", "train", "validation"]
     assert ("train-00000-of-00001.parquet:3", "label_unknown") in reasons(out)
     write_rows(tmp_path / "other" / FILE, listed)  # numbers without names

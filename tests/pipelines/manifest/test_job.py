@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pipelines.manifest.running import reasons
 
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.cleaning import clean_text
-from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.own.job import JudgedRow, Ledger, OwnJob, judge_rows, read_candidates
 from vlmill.pipelines.manifest.own.kinds import Columns
 from vlmill.pipelines.manifest.reading.rows import find_column_indices, table_file
@@ -60,11 +61,6 @@ def photos(tmp_path: Path, image: Callable[..., bytes]) -> Path:
 def own(table: Path, output: Path, *flags: str) -> int:
     columns = ["--text-column", "caption", "--image-column", "file"]
     return main(["own", "--input", str(table), *columns, "--output", str(output), *flags])
-
-
-def reasons(output: Path) -> list[tuple[str, str]]:
-    rows = read_table(output, REJECTS).to_pylist()
-    return [(row["key"], row["reason"]) for row in rows]
 
 
 def test_pairs_images_and_a_reason_for_every_other_row(
@@ -160,8 +156,7 @@ def test_a_column_called_split_can_be_left_alone(
     assert split_values(tmp_path / "other")[0] == "one"
     assert own(tmp_path / "x.csv", tmp_path / "id", "--id-column", "split") == 0
     assert split_values(tmp_path / "id") == [None] * 3
-    said = capsys.readouterr().out
-    assert said.count("splits (column") == 1
+    assert capsys.readouterr().out.count("splits (column") == 1
 
 
 def test_two_columns_called_split_are_a_question(

@@ -25,8 +25,6 @@ from vlmill.pipelines.manifest.published import placeholders
 from vlmill.pipelines.manifest.published.placeholders import compute_min_ids
 from vlmill.schemas.tables import IMAGES, PAIRS, QUESTIONS, REJECTS
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 Image = Callable[..., bytes]
 
 
@@ -94,8 +92,7 @@ def test_sbu_s_row_1000_is_not_the_image_of_row_0(tmp_path: Path, image: Image) 
     urls = [f"http://else/{n}.jpg" for n in range(1001)]
     write(tmp_path / "in/sbu-captions-all.json", {"image_urls": urls, "captions": ["a"] * 1001})
     write(tmp_path / "pictures/000.jpg", image(9, 9))
-    out = made("sbu", tmp_path / "in", "--images", str(tmp_path / "pictures"))
-    assert ids(out) == []
+    assert ids(made("sbu", tmp_path / "in", "--images", str(tmp_path / "pictures"))) == []
 
 
 # COCO
@@ -108,8 +105,7 @@ def test_one_missing_image_is_one_reject(tmp_path: Path, image: Image, name: str
     lost.unlink()
     image_id = f"coco/{lost.stem[-12:]}"
     out = made(name, tmp_path / "in")
-    missing = [key for key, reason in reasons(out) if reason == "image_missing"]
-    assert missing == [image_id]
+    assert [key for key, reason in reasons(out) if reason == "image_missing"] == [image_id]
     pairs = Counter(row["image_id"] for row in rows(out, PAIRS))
 
     required = made(name, tmp_path / "in", "--require-images", "--fresh")
@@ -357,8 +353,7 @@ def test_vcr_s_images_have_the_published_name_of_their_file(tmp_path: Path, imag
 
 def test_each_line_of_a_caption_is_a_pair_or_a_reject(tmp_path: Path, image: Image) -> None:
     text = f"a dog\n{'x' * 10_001}\nit runs"
-    shard = tar_of({"0.jpg": image(9, 9), "0.txt": text.encode()})
-    write(tmp_path / "in/00000.tar", shard)
+    write(tmp_path / "in/00000.tar", tar_of({"0.jpg": image(9, 9), "0.txt": text.encode()}))
     out = made("webdataset", tmp_path / "in", "--txt-lines")
     assert [row["pair_id"] for row in rows(out, PAIRS)] == ["webdataset/0#0", "webdataset/0#2"]
     assert reasons(out) == [("00000.tar:0.1", "too_long")]

@@ -5,24 +5,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from markupsafe import Markup
 from tests.pipelines.manifest.layouts import LAYOUTS
 from tests.runtime.units.shuffled import run_backwards
 
-from vlmill.pipelines.manifest import report
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
-from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.published import command, parts
-from vlmill.pipelines.manifest.published import report as published_report
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 
 BEAM = "--runner=FnApiRunner"
-
-
-@pytest.fixture(autouse=True)
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (published_report, report):
-        monkeypatch.setattr(module, "pair_charts", lambda _: Markup(""))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from tests.pipelines.manifest.layouts import write, write_json
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.manifest import read_manifest
 
 EXPECTED = {

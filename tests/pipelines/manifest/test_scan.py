@@ -8,8 +8,6 @@ from tests.pipelines.manifest.running import made, reasons, rows
 
 from vlmill.schemas.tables import ALIASES, PAIRS
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 def captions(*images: str) -> str:
     return "".join(f"{words} , {k} .\n" for words in images for k in range(5))
@@ -37,8 +35,7 @@ def test_five_lines_are_of_the_image_of_the_list(tmp_path: Path, ids: str) -> No
     two_dogs = [row for row in pairs if row["text"].startswith("two dogs")]
     assert [row["pair_id"] for row in two_dogs] == [f"flickr30k/10002456#{k}" for k in range(5)]
     assert two_dogs[4]["text"] == "two dogs , 4 ."
-    aliases = rows(tmp_path / "in-out", ALIASES)
-    assert {row["alias"] for row in aliases} >= {"flickr/10002456"}
+    assert {row["alias"] for row in rows(tmp_path / "in-out", ALIASES)} >= {"flickr/10002456"}
 
 
 def test_a_image_that_the_names_lack_costs_its_captions_alone(tmp_path: Path) -> None:

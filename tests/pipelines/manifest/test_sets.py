@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from markupsafe import Markup
 from tests.nightly import stand_for
 from tests.object_stores import download_folder, upload_folder
 from tests.pipelines.manifest.layouts import (
@@ -20,9 +19,10 @@ from tests.pipelines.manifest.layouts import (
     write,
     write_json,
 )
+from tests.pipelines.manifest.running import reasons
 
-from vlmill.pipelines.manifest.job import main
-from vlmill.pipelines.manifest.published import report as published_report
+from vlmill.pipelines.manifest.__main__ import main
+from vlmill.pipelines.manifest.sets import SETS
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import read_table
@@ -31,13 +31,6 @@ from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import ALIASES, BOXES, EXPRESSIONS, IMAGES, PAIRS, REJECTS, Table
 
 Make = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def no_charts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Charts take ten times as long as the job on such small files; one test draws them."""
-    if "charts" not in request.node.name:
-        monkeypatch.setattr(published_report, "pair_charts", lambda _: Markup(""))
 
 
 @pytest.fixture
@@ -63,10 +56,6 @@ def make(tmp_path: Path, image: Callable[..., bytes]) -> Make:
 def column(folder: Path, table: Table, name: str) -> list[Any]:
     values: list[Any] = read_table(folder, table).column(name).to_pylist()
     return values
-
-
-def reasons(folder: Path) -> list[tuple[str, str]]:
-    return [(row["key"], row["reason"]) for row in read_table(folder, REJECTS).to_pylist()]
 
 
 PAIR_SETS = [name for name in LAYOUTS if name != "imagenet22k"]
@@ -246,8 +235,7 @@ def test_coco_reads_one_year(make: Make, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_karpathy_s_test_pairs_have_folds_and_imgid_is_no_coco_id(make: Make) -> None:
-    out = make("coco-karpathy")
-    pairs = read_table(out, PAIRS).to_pylist()
+    pairs = read_table(make("coco-karpathy"), PAIRS).to_pylist()
     assert [p["split"] for p in pairs[::2]] == ["train", "restval", "val", "test", "test"]
     assert pairs[0]["image_id"] == "coco/000000000100"
     assert pairs[0]["pair_id"] == "coco-karpathy/0"
@@ -265,8 +253,7 @@ def test_a_fold_is_a_thousand_test_images(make: Make) -> None:
         shutil.rmtree(root / "val2014")
         shutil.rmtree(root / "train2014")
 
-    folds = column(make("coco-karpathy", prepare=many), PAIRS, "fold")
-    assert folds == [0] * 2000 + [1] * 2
+    assert column(make("coco-karpathy", prepare=many), PAIRS, "fold") == [0] * 2000 + [1] * 2
 
 
 FLICKR_LINES = {
@@ -334,11 +321,7 @@ def test_vg_boxes_are_expressions_cut_to_their_image(make: Make) -> None:
     out = make("vg", "--boxes")
     boxes = dict(zip(column(out, EXPRESSIONS, "expression_id"), column(out, EXPRESSIONS, "box"),
                      strict=True))  # fmt: skip
-    assert boxes == {
-        "vg/12": [4, 5, 24, 55],
-        "vg/11": [0, 5, 7, 55],
-        "vg/21": [4, 5, 30, 20],
-    }
+    assert boxes == {"vg/12": [4, 5, 24, 55], "vg/11": [0, 5, 7, 55], "vg/21": [4, 5, 30, 20]}
     assert column(out, PAIRS, "pair_id") == ["vg/11", "vg/21"]
     assert ("region_descriptions.json:0.2", "empty_box") in reasons(out)
 
@@ -497,8 +480,7 @@ def test_columns_that_fit_twice_have_to_be_named(
 
     make("hf", prepare=more, status=2)
     assert "caption, text; name one with --text-column" in capsys.readouterr().err
-    out = make("hf", "--text-column", "text")
-    assert column(out, PAIRS, "text") == ["a", "b", "c"]
+    assert column(make("hf", "--text-column", "text"), PAIRS, "text") == ["a", "b", "c"]
 
 
 def test_laion_s_nan_is_null(make: Make) -> None:
@@ -580,30 +562,26 @@ def test_pairs_of_missing_images_stay_unless_images_are_required(make: Make) -> 
     ],
 )
 def test_broken_files_are_named_in_a_line(
-    make: Make,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    file: str,
-    content: bytes,
-    said: str,
+    make: Make, capsys: pytest.CaptureFixture[str], name: str, file: str, content: bytes, said: str
 ) -> None:
     make(name, prepare=lambda root: write(root / file, content), status=2)
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(error) == 1 and said in error[0] and Path(file).name in error[0]
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "cc3m"])
+@pytest.mark.parametrize("name", [name for name in SETS if name != "cc3m"])
 def test_a_wrong_folder_is_told_what_it_lacks(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/letter.doc2").write_text("hello")
-    flags = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-    assert main([name, *flags]) == 2
+    write(tmp_path / "in/letter.doc2", "hello")
+    write(tmp_path / "labels.txt", "a")
+    labels = ["--labels", str(tmp_path / "labels.txt")] if name == "vgqa" else []
+    flags = ["--output", str(tmp_path / "out"), *labels]
+    assert main([name, "--input", str(tmp_path / "in"), *flags]) == 2
     error = capsys.readouterr().err
     assert "letter.doc2" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    assert main([name, "--input", str(tmp_path / "nowhere"), *flags[2:]]) == 2
+    assert main([name, "--input", str(tmp_path / "nowhere"), *flags]) == 2
 
 
 def test_the_report_has_counts_images_overlaps_and_charts(make: Make, tmp_path: Path) -> None:
@@ -638,8 +616,7 @@ def coco_val_ids(path: Path) -> str:
 
 
 def test_images_are_excluded_by_any_of_their_names(make: Make, tmp_path: Path) -> None:
-    names = coco_val_ids(tmp_path / "test.txt")
-    out = make("coco", "--exclude", names)
+    out = make("coco", "--exclude", coco_val_ids(tmp_path / "test.txt"))
     assert read_table(out, PAIRS).num_rows == 0  # one by its id, the other by its photo's
     excluded = [r for r in read_table(out, REJECTS).to_pylist() if r["stage"] == "exclude"]
     assert {row["reason"] for row in excluded} == {"excluded"}

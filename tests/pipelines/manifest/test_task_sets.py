@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pipelines.manifest.running import reasons
+from tests.pipelines.manifest.running import rows as rows_of
 from tests.pipelines.manifest.task_layouts import (
     METADATA,
     image,
@@ -19,29 +21,10 @@ from tests.pipelines.manifest.task_layouts import (
 )
 
 from vlmill.models.convert import unpickling
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
-from vlmill.runtime.files.reading import read_table
-from vlmill.schemas.tables import (
-    BOXES,
-    CHOICES,
-    EXPRESSIONS,
-    IMAGES,
-    QUESTIONS,
-    REGIONS,
-    REJECTS,
-    Table,
-)
+from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, IMAGES, QUESTIONS, REGIONS
 from vlmill.schemas.tables import STATEMENTS as STATEMENTS_TABLE
-
-
-def rows_of(output: Path, table: Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = read_table(output / f"{table.name}-*.parquet", table).to_pylist()
-    return rows
-
-
-def rejects_of(output: Path) -> dict[str, str]:
-    return {row["key"]: row["reason"] for row in rows_of(output, REJECTS)}
 
 
 def made(name: str, folder: Path, output: Path, *flags: str) -> Mapping[str, Any]:
@@ -71,7 +54,7 @@ def test_questions_with_labels_of_their_own_answers(
     assert (rows[0]["label_ids"], rows[0]["label_scores"]) == ([0], [pytest.approx(0.6)])
     assert rows[0]["answers"][-1] == "" and rows[0]["split"] == "train2014"
     assert rows[-1]["answers"] is None and rows[-1]["split"] == "test2015"
-    assert rejects_of(tmp_path / "out") == {
+    assert dict(reasons(tmp_path / "out")) == {
         "v2_OpenEnded_mscoco_train2014_questions.json:9": "bad_row",  # has no annotation
         "v2_OpenEnded_mscoco_train2014_questions.json:10": "duplicate",
         "v2_OpenEnded_mscoco_train2014_questions.json:11": "id_conflict",
@@ -139,7 +122,7 @@ def test_questions_of_visual_genome(tmp_path: Path) -> None:
     made("vgqa", folder, tmp_path / "out", "--labels", str(tmp_path / "labels.txt"))
     (row,) = rows_of(tmp_path / "out", QUESTIONS)
     assert (row["question_id"], row["label_ids"], row["label_scores"]) == ("vgqa/3", [1], [1.0])
-    assert rejects_of(tmp_path / "out") == {
+    assert dict(reasons(tmp_path / "out")) == {
         "question_answers.json:0.1": "label_unknown",
         "question_answers.json:0.2": "bad_reference",
         "question_answers.json:1": "bad_row",
@@ -172,7 +155,7 @@ def test_vcr_from_its_archives(tmp_path: Path) -> None:
     ]
     assert rows[1]["question"] == "What is [0] ? [MARK] a [1]" and rows[1]["label"] == 3
     assert rows[0]["boxes"][:4] == [1, 2, 11, 22] and json.loads(rows[0]["segms"])[1] == []
-    assert rejects_of(tmp_path / "out") == {
+    assert dict(reasons(tmp_path / "out")) == {
         "val.jsonl:1": "bad_reference",
         "val.jsonl:2": "image_missing",  # of the metadata file
         "val.jsonl:3": "unsafe_path",
@@ -199,7 +182,7 @@ def test_refcoco_with_the_detections_of_mattnet(tmp_path: Path) -> None:
     assert rows[0]["box"] == [30, 10, 40, 20]  # cut
     assert rows[2]["box"] == [30 - 24, 2, 30 - 4, 12]  # turned with its image, by a quarter
     assert (rows[0]["split_by"], rows[2]["category_id"]) == ("unc", 90)
-    assert rejects_of(tmp_path / "out") == {
+    assert dict(reasons(tmp_path / "out")) == {
         "instances.json:annotations:3": "bad_reference",
         "refcoco+/23": "empty_text",
         "refcoco+/20": "id_conflict",
@@ -273,7 +256,7 @@ def test_nlvr2_names_its_images_whatever_they_are(tmp_path: Path) -> None:
         ("nlvr2/train-1-0-img0", "http://a/1.jpg"),
         ("nlvr2/dev-12-3-img1", "http://b/2.jpg"),
     ]
-    assert sorted(rejects_of(tmp_path / "out").values()) == [
+    assert sorted(dict(reasons(tmp_path / "out")).values()) == [
         *("duplicate", "id_conflict", "image_missing", "image_missing", "label_unknown")
     ]
 
@@ -304,7 +287,7 @@ def test_glue_by_the_names_of_its_columns(tmp_path: Path) -> None:
     ]
     assert rows[0]["text_a"] == 'The "cat sleeps.' and rows[3]["score"] == 3.25
     assert rows[0]["image_ids"] == [] and rows[0]["text_b"] is None
-    assert rejects_of(tmp_path / "out") == {"QQP/train.tsv:2": "bad_row"}
+    assert dict(reasons(tmp_path / "out")) == {"QQP/train.tsv:2": "bad_row"}
     assert manifest["counts"][0][:3] == ["CoLA/train.tsv", 2, 8_551]
 
 
@@ -321,16 +304,3 @@ def test_files_that_are_no_glue_are_named(
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "RTE/dev.tsv has no column sentence2" in error and len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["vqa1", "vqa2", "vgqa", "vcr", "refcoco", "nlvr2", "glue"])
-def test_an_empty_folder_is_told_what_it_lacks(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").mkdir()
-    write(tmp_path / "labels.txt", "a")
-    labels = ["--labels", str(tmp_path / "labels.txt")] if name == "vgqa" else []
-    words = [name, "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *labels]
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert f"--input {tmp_path / 'in'} has no " in error and len(error.splitlines()) == 1

@@ -10,9 +10,9 @@ from tests.pipelines.manifest.layouts import LAYOUTS
 from tests.pipelines.manifest.task_layouts import METADATA, lines, vcr_line, write, write_refcoco
 
 from vlmill.extract.cli import command
-from vlmill.pipelines.manifest.job import main as manifest
+from vlmill.pipelines.manifest.__main__ import main as manifest
 from vlmill.pipelines.manifest.published import report as published_report
-from vlmill.pipelines.tables.command import main as tables
+from vlmill.pipelines.tables.__main__ import main as tables
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.console.log import read_log
 from vlmill.runtime.files.reading import read_table

@@ -15,14 +15,11 @@ from tests.pipelines.manifest.layouts import LAYOUTS, write, write_json
 from tests.pipelines.manifest.running import made, reasons, rows
 from tests.pipelines.manifest.task_layouts import METADATA, lines, vcr_line
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.schemas.tables import ALIASES, CHOICES, IMAGES, PAIRS, STATEMENTS
 
 Image = Callable[..., bytes]
-
-
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 # Columns and keys
@@ -202,8 +199,7 @@ def test_vcr_takes_no_nan_and_draws_its_tags(tmp_path: Path, image: Image) -> No
     for name in ("val-0", "val-1"):
         write(root / f"vcr1images/m/{name}@1.jpg", image(40, 30))
         write_json(root / f"vcr1images/m/{name}@1.json", METADATA)
-    broken = json.dumps(METADATA).replace("0.9]", "NaN]")
-    write(root / "vcr1images/m/val-1@1.json", broken)
+    write(root / "vcr1images/m/val-1@1.json", json.dumps(METADATA).replace("0.9]", "NaN]"))
     out = made("vcr", root)
     assert {row["image_id"] for row in rows(out, CHOICES)} == {"vcr/val-0"}
     assert reasons(out) == [("val.jsonl:1", "bad_row")]

@@ -47,6 +47,5 @@ def write_features(
         table = table.set_column(at, field, pa.array(stored, field.type)).replace_schema_metadata(
             None
         )
-    arrays = region_arrays(dtype="float32", feature_dim=dim)
-    write_shard(folder, REGIONS, table, arrays=arrays)
+    write_shard(folder, REGIONS, table, arrays=region_arrays(dtype="float32", feature_dim=dim))
     return str(folder)

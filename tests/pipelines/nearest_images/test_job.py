@@ -13,7 +13,7 @@ from tests.factories import Tables, write_images
 from tests.pipelines.nearest_images.conftest import write_features
 
 from vlmill.pipelines.nearest_images import job, means
-from vlmill.pipelines.nearest_images.command import main
+from vlmill.pipelines.nearest_images.__main__ import main
 from vlmill.runtime.files.contents import content_problems
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.outputs import WORK
@@ -223,8 +223,7 @@ def test_a_finished_run_says_so_and_other_settings_are_refused(
 def test_the_table_says_what_it_was_made_of(tmp_path: Path) -> None:
     tables = Tables(tmp_path)
     tables.write()
-    images = write_images(tmp_path / "images", 12)
-    flags = ["--pairs", tables.pairs, "--images", images]
+    flags = ["--pairs", tables.pairs, "--images", write_images(tmp_path / "images", 12)]
     assert run(tables.regions, tmp_path / "out", *flags) == 0
     inputs = read_manifest(tmp_path / "out")["inputs"]
     assert [(i.flag, i.table, i.rows) for i in inputs] == [
@@ -283,6 +282,5 @@ def test_mistakes_are_one_line(
 def test_a_table_without_boxes_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    regions = write_features(tmp_path / "r", named(on_a_line([], [])))
-    assert run(regions, tmp_path / "out") == 2
+    assert run(write_features(tmp_path / "r", named(on_a_line([], []))), tmp_path / "out") == 2
     assert "no image has a box" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from tests.factories import Call
 
 from vlmill.pipelines.nearest_images import published
-from vlmill.pipelines.nearest_images.command import main
+from vlmill.pipelines.nearest_images.__main__ import main
 from vlmill.runtime.files.contents import content_problems
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_table

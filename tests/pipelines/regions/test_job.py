@@ -7,7 +7,8 @@ import pytest
 
 from vlmill.extract.cli import command as extract_rois
 from vlmill.extract.run import job as command_job
-from vlmill.pipelines.regions import command, job
+from vlmill.pipelines.regions import __main__ as command
+from vlmill.pipelines.regions import job
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard
@@ -126,11 +127,7 @@ def test_a_worker_with_other_weights_stops_the_job(images: Path, tmp_path: Path)
     ],
 )
 def test_mistakes_are_told_in_one_line(
-    images: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert run(images, tmp_path / "out", *flags) == 2
     assert message in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.object_stores import download_folder, upload_folder
 
-from vlmill.pipelines.tables.command import main
+from vlmill.pipelines.tables.__main__ import main
 from vlmill.runtime.files.manifest import MANIFEST, verify_folder, write_manifest
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import read_table
@@ -238,8 +238,7 @@ def test_remove_takes_a_image_out_of_every_table_and_names_who_saw_it(
     (negatives,) = read_table(out, NEGATIVES).to_pylist()
     assert negatives["negative_pair_ids"] == ["p3"]  # p2 was of the image
     assert negatives["similarities"] == pytest.approx([0.4])
-    error = capsys.readouterr().err
-    assert "was trained on 1 of these images and 0 of these pairs" in error
+    assert "was trained on 1 of these images and 0 of these pairs" in capsys.readouterr().err
     assert b"http://x/b.jpg" not in b"".join(p.read_bytes() for p in out.glob("*"))
 
 
@@ -308,8 +307,7 @@ def test_remove_takes_a_image_out_under_all_its_names(tmp_path: Path, asked: str
     images = [image("flickr30k/7", b"seven"), image("copy", b"seven"), image("vg/2", b"two")]
     of = ("vg/1", "coco/9", "flickr30k/7", "copy", "vg/2", None)
     pairs = [pair(number, name) for number, name in enumerate(of)]
-    tables = {PAIRS: [pairs], IMAGES: [images], ALIASES: [aliases]}
-    given = folder(tmp_path / "in", tables)
+    given = folder(tmp_path / "in", {PAIRS: [pairs], IMAGES: [images], ALIASES: [aliases]})
     wanted = tmp_path / "wanted.txt"
     wanted.write_text(asked)
     assert main(["remove", given, "--image-ids", str(wanted), "--output", str(tmp_path / "o")]) == 0
@@ -368,11 +366,7 @@ def test_a_killed_run_is_continued_to_the_same_bytes(mined: str, tmp_path: Path)
     ],
 )
 def test_mistakes_are_one_line(
-    mined: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
+    mined: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     (tmp_path / "empty.txt").write_text("\n")
     places = {"mined": mined, "empty": str(tmp_path / "empty.txt")}

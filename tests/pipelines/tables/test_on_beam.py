@@ -6,8 +6,8 @@ import pytest
 from tests.pipelines.tables.test_job import folder, image, pair
 from tests.runtime.units.shuffled import run_backwards
 
-from vlmill.pipelines.tables import command as command_module
-from vlmill.pipelines.tables.command import main
+from vlmill.pipelines.tables import __main__ as command_module
+from vlmill.pipelines.tables.__main__ import main
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.schemas.tables import IMAGES, PAIRS
 
@@ -29,8 +29,7 @@ def test_workers_of_a_runner_write_the_same_bytes(
 ) -> None:
     rows = [pair(n % 4, f"i{n % 3}", score=n / 6) for n in range(6)]
     images = [image(f"i{n}", bytes([n])) for n in range(3)]
-    tables = {PAIRS: [rows[:2], rows[2:4], rows[4:]], IMAGES: [images]}
-    source = folder(tmp_path / "in", tables)
+    source = folder(tmp_path / "in", {PAIRS: [rows[:2], rows[2:4], rows[4:]], IMAGES: [images]})
     (tmp_path / "ids").write_text("i1\n")
     flags = [str(tmp_path / "ids") if word == "IDS" else word for word in words[1:]]
     inputs = [source, source] if words == ["concat"] else [source]

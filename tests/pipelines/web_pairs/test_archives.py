@@ -12,7 +12,7 @@ from tests.pipelines.conftest import make_image, write_archive
 from tests.web import LOCAL, FileServer, file_server
 from warcio.archiveiterator import ArchiveIterator
 
-from vlmill.pipelines.web_pairs import command
+from vlmill.pipelines.web_pairs import __main__ as command
 from vlmill.pipelines.web_pairs.archives import resolve_path
 from vlmill.pipelines.web_pairs.job import SHARD_BYTES, choose_shards
 from vlmill.pipelines.web_pairs.sources import SourceFile
@@ -99,8 +99,7 @@ def test_a_list_on_the_web_of_archives_on_the_web(
 ) -> None:
     server.files["/warc.paths.gz"] = paths_list(tmp_path / "warc.paths.gz").read_bytes()
     flags = ["--base", server.url, "--allow-address", LOCAL]
-    out = run(tmp_path / "out", "--warc", f"@{server.url}/warc.paths.gz", *flags)
-    assert ids(out) == whole
+    assert ids(run(tmp_path / "out", "--warc", f"@{server.url}/warc.paths.gz", *flags)) == whole
 
 
 def test_one_archive_on_the_web(server: FileServer, crawl: Path, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import write_world
 
-from vlmill.pipelines.fit_scorer.command import main as fit_scorer
+from vlmill.pipelines.fit_scorer.__main__ import main as fit_scorer
 from vlmill.pipelines.web.pages.images import ArchivedImage
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.pipelines.web_pairs import decode
 from vlmill.pipelines.web_pairs.pair import OtherText, Pair
 from vlmill.runtime.files.manifest import verify_folder
@@ -49,8 +49,7 @@ def page(name: str, body: str) -> tuple[str, bytes, str]:
 def warc(tmp_path_factory: pytest.TempPathFactory, image: Make, archive: Pack) -> Path:
     figure = f"<figure><img src=cat.jpg alt='{ALT}'><figcaption>{CAPTION}</figcaption></figure>"
     cat = (f"{SITE}cat.jpg", image(320, 310, seed=1), "image/jpeg")
-    folder = tmp_path_factory.mktemp("warc")
-    return archive(folder / "a.warc.gz", [page("a", figure), cat])
+    return archive(tmp_path_factory.mktemp("warc") / "a.warc.gz", [page("a", figure), cat])
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +180,7 @@ def test_the_site_s_robots_txt_in_the_archive_is_honoured(
     out = tmp_path / "out"
     assert run("--warc", str(warc), "--output", str(out), *NO_MODELS) == 0
     assert "warning: the result has no pairs" in capsys.readouterr().err
-    reasons = {(row["stage"], row["reason"]) for row in rows(out, REJECTS)}
-    assert ("join", "no_ai") in reasons
+    assert ("join", "no_ai") in {(row["stage"], row["reason"]) for row in rows(out, REJECTS)}
     flags = ["--warc", str(warc), "--output", str(tmp_path / "all"), *NO_MODELS]
     assert run(*flags, "--ignore-opt-outs") == 0
     assert len(rows(tmp_path / "all", PAIRS)) == 1

@@ -16,7 +16,7 @@ from tests.pipelines.conftest import make_image, make_response
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from vlmill.pipelines.web_pairs import command
+from vlmill.pipelines.web_pairs import __main__ as command
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import PAIRS

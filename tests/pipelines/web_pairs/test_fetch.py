@@ -2,10 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,7 +15,7 @@ from tests.web import FileServer, file_server
 
 from vlmill.pipelines.web_pairs import fetch
 from vlmill.pipelines.web_pairs import job as job_module
-from vlmill.pipelines.web_pairs.command import main
+from vlmill.pipelines.web_pairs.__main__ import main
 
 ROOT = Path(__file__).parents[3]
 TEXTS = ("grey harbour", "red tower", "old bridge", "green valley", "steep coast", "small ferry")
@@ -144,22 +140,3 @@ def test_it_needs_a_contact(archive: Path, capsys: pytest.CaptureFixture[str]) -
     args.remove("--contact")
     assert main(args) == 2
     assert "--fetch needs --contact" in capsys.readouterr().err
-
-
-@pytest.mark.nightly  # that of manifest does the same
-def test_a_kill_repeats_nothing(archive: Path, site: FileServer, tmp_path: Path) -> None:
-    """While images are fetched; the same command goes on, and ends as one that was not killed."""
-    args = arguments(archive, tmp_path / "out", "--delay", "0.3")
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vlmill.pipelines.web_pairs", *args]
-    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
-    for _ in range(6_000):
-        if len(site.paths) > 4:
-            break
-        assert process.poll() is None, "the run has ended before its kill"
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert main(args) == 0
-    assert pairs_of(tmp_path / "out") == EXPECTED
-    assert sum(times - 1 for times in Counter(site.paths).values()) <= 1  # what was in flight

@@ -16,7 +16,7 @@ from vlmill.pipelines.filters import flags
 from vlmill.pipelines.filters.image import SHIPPED_REALISM, ImageFilters
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_images
 from vlmill.pipelines.web.texts import wordfreq
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.units import flags as unit_flags
@@ -79,10 +79,7 @@ def mine(warc: Path, output: Path, *more: str) -> int:
 
 @pytest.mark.slow
 def test_filters_are_on_by_default_and_the_run_records_them(
-    warc: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    warc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(unit_flags, "all_cores", lambda: 1)
     out = tmp_path / "out"

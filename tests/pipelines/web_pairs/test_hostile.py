@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.factories import NO_MODELS
 from worlds.hostile_images import IMAGES
 
-from vlmill.pipelines.web_pairs import command
+from vlmill.pipelines.web_pairs import __main__ as command
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS, REJECTS

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import CLASSES, region_row
 
-from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.web_pairs import __main__ as web_pairs
 from vlmill.pipelines.web_pairs import order
 from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.console.lineage import check_state
@@ -120,10 +120,7 @@ def test_from_pages_to_pairs(mined: Path, site: Any) -> None:
     assert verify_folder(mined) == []
     cat, dog = site[4][1], site[6][1]
     pairs = {row["text"]: row for row in rows(mined, PAIRS)}
-    assert pairs.keys() == {
-        "A black cat on a mat",
-        "A dog in the yard",
-    }
+    assert pairs.keys() == {"A black cat on a mat", "A dog in the yard"}
     row = pairs["A dog in the yard"]
     assert row["pair_id"] == compute_pair_id(compute_image_id(dog), "A dog in the yard")
     assert (row["language"], row["source"], row["split"]) == ("en", "lait", "train")
@@ -327,10 +324,7 @@ def test_a_full_disk_is_told_in_one_line(
 
 @pytest.mark.usefixtures("in_a_loop")
 def test_a_full_disk_says_that_the_command_goes_on(
-    warcs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    warcs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -390,8 +384,7 @@ def test_rejected_images_are_shown_next_to_kept_ones(
         (f"{SITE}2.png", blank.getvalue(), "image/png"),
     ]
     assert run(archive(tmp_path / "a.warc.gz", lines), tmp_path / "out") == 0
-    shown = json.loads((tmp_path / "out" / "report.json").read_text())
-    (rejected,) = shown["rejected"]
+    (rejected,) = json.loads((tmp_path / "out" / "report.json").read_text())["rejected"]
     assert (rejected["reason"], rejected["detail"]) == ("blank_image", "320x330")
     assert rejected["url"] == f"{SITE}2.png" and rejected["picture"].startswith("data:image/jpeg")
     report = (tmp_path / "out" / "report.html").read_text()

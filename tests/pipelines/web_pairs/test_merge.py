@@ -9,7 +9,7 @@ from tests.factories import NO_MODELS
 from tests.pipelines.conftest import make_image, write_archive
 
 from vlmill.pipelines.web_pairs import merge, spool, units
-from vlmill.pipelines.web_pairs.command import main
+from vlmill.pipelines.web_pairs.__main__ import main
 from vlmill.pipelines.web_pairs.units import count_merged, cut_slices
 
 ARCHIVES = 9

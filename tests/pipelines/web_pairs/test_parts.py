@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from tests.pipelines.web_pairs.test_job import SITE, files, html_page, run
 
-from vlmill.pipelines.web_pairs import parts as parts_module
-from vlmill.pipelines.web_pairs import units
+from vlmill.pipelines.web_pairs import steps, units
 
 Make = Callable[..., bytes]
 REVISIT = b"WARC/1.0\r\nWARC-Type: revisit\r\nWARC-Target-URI: %s\r\n%s\r\nContent-Length: 0\r\n"
@@ -112,13 +111,13 @@ def test_parts_give_the_bytes_of_one_piece(
     counts = {stage["stage"]: stage for stage in funnel}
     assert counts["redirects"]["in"] >= 6 and counts["records"]["rejects"]["revisit"] >= 2
     again: list[Any] = []
-    mine_whole = parts_module.mine_whole
+    mine_whole = steps.mine_whole
 
     def note_whole(*words: Any) -> Any:
         again.append(words)
         return mine_whole(*words)
 
-    monkeypatch.setattr(parts_module, "mine_whole", note_whole)
+    monkeypatch.setattr(steps, "mine_whole", note_whole)
     for part_bytes in (len(archives[kind]) // 7, len(archives[kind]) // 2):
         monkeypatch.setattr(units, "PART_BYTES", part_bytes)
         out = tmp_path / f"parts-{part_bytes}"

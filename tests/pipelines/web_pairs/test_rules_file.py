@@ -8,7 +8,7 @@ import pytest
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.texts.phrases import LANGUAGES, LISTS
-from vlmill.pipelines.web_pairs.command import build_rules, main, parser
+from vlmill.pipelines.web_pairs.__main__ import build_rules, main, parser
 from vlmill.pipelines.web_pairs.rules_file import changed_rules, read_rules_file
 
 FLAGS = ["--warc", "x.warc.gz", "--output", "out", "--safety-model", "none"]
@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_used_is_refused(
 
 
 def test_a_language_of_the_file_replaces_the_projects_or_is_added(tmp_path: Path) -> None:
-    write(tmp_path, "points = ['siehe']\nspeaks = ['wer']\n", "german.toml")
+    write(tmp_path, "points = ['siehe']\n", "german.toml")
     write(tmp_path, "points = ['zdjęcie']\n", "pl.toml")
     rules = write(tmp_path, "[words]\nde = 'german.toml'\npl = 'pl.toml'\n")
     languages = read_rules_file(rules).languages

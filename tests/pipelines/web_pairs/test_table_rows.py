@@ -64,8 +64,7 @@ def write_table(path: Path, names: Sequence[str], values: Sequence[Sequence[Any]
     elif path.suffix == ".csv":
         pc.write_csv(table, path)
     else:
-        lines = [names, *values]
-        path.write_text("".join("\t".join(line) + "\n" for line in lines))
+        path.write_text("".join("\t".join(line) + "\n" for line in [names, *values]))
     return path
 
 
@@ -93,8 +92,7 @@ def test_a_finished_output_is_a_table_too(images: Path, tmp_path: Path) -> None:
 
 def test_images_come_from_an_index_too(images: Path, tmp_path: Path) -> None:
     """Only its records of the archive are read; a table has none."""
-    index = index_of(tmp_path, ["p1.jpg"])
-    (tmp_path / "cdx").write_text(index)
+    (tmp_path / "cdx").write_text(index_of(tmp_path, ["p1.jpg"]))
     table = write_table(tmp_path / "t.csv", ("url", "text", "page_url"), ROWS)
     flags = ["--index", str(tmp_path / "cdx"), "--base", str(tmp_path)]
     assert run(tmp_path / "out", "--table", str(table), *flags) == 0
@@ -170,11 +168,7 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "flags", "words"),
     [
-        (
-            "a,b\n1,2\n",
-            [],
-            "has none of image_url, img_url, image_link, url, URL; name one with",
-        ),
+        ("a,b\n1,2\n", [], "has none of image_url, img_url, image_link, url, URL; name one with"),
         ("url,b\n1,2\n", [], "name one with --text-column NAME: url, b"),
         ("url,text\n1,2\n", ["--page-column", "p"], "no such column; it has url, text"),
         ("url,url,text\n1,2,3\n", [], "several columns of this name"),
@@ -185,11 +179,7 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_table_without_the_columns_is_refused(
-    content: str,
-    flags: list[str],
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    content: str, flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "t.csv"
     table.write_text(content)

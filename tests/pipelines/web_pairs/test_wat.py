@@ -12,7 +12,7 @@ from tests.pipelines.web_pairs.test_job import PROSE, SITE, files, rows
 from tests.pipelines.web_pairs.wat_files import describe, describe_archive, wat_record
 
 from vlmill.pipelines.web_pairs import units
-from vlmill.pipelines.web_pairs.command import main
+from vlmill.pipelines.web_pairs.__main__ import main
 from vlmill.schemas.tables import PAIRS, REJECTS
 
 Make = Callable[..., bytes]
@@ -138,6 +138,29 @@ def test_every_record_is_a_page_or_a_reject(images: Path, tmp_path: Path) -> Non
     assert not {("pages", "no_ai"), ("parse", "no_ai")} & rejected(tmp_path / "all")
 
 
+def test_null_counts_as_an_absent_list_or_object(images: Path, tmp_path: Path) -> None:
+    nulls = [("HTML-Metadata", "Head"), ("HTML-Metadata", "Head", "Metas"), ("Headers",)]
+    nulls += [("HTML-Metadata", "Head", "Link"), ("Response-Message",), ("HTML-Metadata", "Links")]
+    records = []
+    for number, keys in enumerate(nulls):
+        url, name = (
+            f"{SITE}{number}.html",
+            ("p0.jpg", "p1.jpg", "p2.jpg", "deep/p3.jpg")[number % 4],
+        )
+        html = f"<html lang=en><img src={name} alt='{ALTS[number % 4]}'>{PROSE}"
+        described = describe(url, html.encode())
+        inner = described["Envelope"]["Payload-Metadata"]["HTTP-Response-Metadata"]
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = None
+        records.append(wat_record(url, described))
+    (tmp_path / "a.wat.gz").write_bytes(b"".join(records))
+    flags = ["--wat", str(tmp_path / "a.wat.gz"), "--warc", str(images)]
+    assert run(tmp_path / "out", *flags, "--language", "any") == 0
+    assert len(found(tmp_path / "out")) == 4
+    assert {reason for _, reason in rejected(tmp_path / "out")} == {"no_images", "not_best_text"}
+
+
 def test_a_record_that_would_fill_memory(tmp_path: Path) -> None:
     """Empty links take thirty times as many bytes in memory as in the file."""
     html: dict[str, Any] = {"Links": [{}] * (3 << 20)}
@@ -222,7 +245,7 @@ def test_parts_of_a_large_file_give_the_same_bytes(
             "WAT file, which has only the links of pages; give it to --wat",
         ),
         ("--warc", "unnamed.gz", "WAT file, which has only the links of pages; give it to --wat"),
-        ("--wat", "images.warc.gz", "WARC file with the pages themselves; give it to --warc"),
+        ("--wat", "images.warc.gz", "WARC file, which has the pages themselves; give it to --warc"),
         ("--wat", "none.wat.gz", "no file matches"),
     ],
 )

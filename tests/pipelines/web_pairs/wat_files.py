@@ -15,9 +15,7 @@ META = ("name", "rel", "content", "http-equiv", "property")
 
 
 def describe_html(html: bytes) -> dict[str, Any]:
-    """The ``HTML-Metadata`` of a page: its head, and the links of images before those of anchors
-    around them.
-    """
+    """The ``HTML-Metadata`` of a page: its head, and images before the anchors around them."""
     tree = LexborHTMLParser(html)
     head: dict[str, Any] = {}
     metas = [
@@ -103,11 +101,7 @@ def describe_archive(warc: Path) -> bytes:
     ):
         url = record.headers["WARC-Target-URI"]
         head = record.http_headers
-        body = record.reader.read()
-        html = body if "html" in (head.get("Content-Type") or "") else None
+        html = record.reader.read() if "html" in (head.get("Content-Type") or "") else None
         described = describe(url, html, status=str(head.status_code), headers=dict(head.items()))
-        parts += [
-            wat_record(url, describe(url, None, kind="request")),
-            wat_record(url, described),
-        ]
+        parts += [wat_record(url, describe(url, None, kind="request")), wat_record(url, described)]
     return b"".join(parts)

@@ -75,8 +75,7 @@ def scripted(answer: Callable[[Asked], Answer]) -> Iterator[Scripted]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     service.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
         yield service

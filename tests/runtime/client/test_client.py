@@ -17,8 +17,7 @@ import pytest
 from tests.runtime.client.scripted import Answer, Asked, scripted
 
 from vlmill.client import AsyncClient, Client, Retries, ServiceError, ServiceUnreachable, calls
-from vlmill.runtime.client import blocking
-from vlmill.runtime.client.retries import find_pause, parse_retry_after
+from vlmill.runtime.client.connections import find_pause, parse_retry_after
 
 BUSY = {"error": "the queue is full", "reason": "busy", "request_id": "1"}
 SMALL = {"limits": {"pictures": 2, "bytes": 10_000}}
@@ -34,7 +33,7 @@ def in_turn(*answers: Answer) -> Callable[[Asked], Answer]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of the client, which does not make them."""
     made: list[float] = []
-    monkeypatch.setattr(f"{blocking.__name__}.time.sleep", made.append)
+    monkeypatch.setattr("vlmill.runtime.client.sending.time.sleep", made.append)
     return made
 
 
@@ -194,8 +193,7 @@ def test_regions_of_many_images() -> None:
         assert [batch.table and batch.table["image_id"].to_pylist() for batch in batches] == [
             *(["a"], None, ["b"])
         ]
-        rejects = [row.index for batch in batches for row in batch.rejects]
-        assert rejects == [1, 2, 3]
+        assert [row.index for batch in batches for row in batch.rejects] == [1, 2, 3]
         assert client.regions(images)["image_id"].to_pylist() == ["a", "b"]
         with pytest.raises(ServiceError, match="no image has a row: unreadable_image"):
             client.regions([b"1", b"2", b"3"])

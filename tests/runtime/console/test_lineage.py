@@ -32,8 +32,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, job: str, inputs: list[Input], spec: Table) -> None:
-    shard = write_shard(folder, spec, [])
-    write_manifest(folder, [shard], job=job, settings={}, inputs=inputs)
+    write_manifest(folder, [write_shard(folder, spec, [])], job=job, settings={}, inputs=inputs)
 
 
 def test_the_chain_goes_from_a_run_to_its_archives(house: Path) -> None:
@@ -69,8 +68,7 @@ def test_what_changed_and_what_is_missing_is_told(house: Path) -> None:
 
 def test_a_table_that_was_written_again_with_other_rows_is_changed(house: Path) -> None:
     row = dict.fromkeys(PAIRS.schema.names) | {"pair_id": "1", "text": "a"}
-    shard = write_shard("pairs", PAIRS, [row])
-    write_manifest("pairs", [shard], job="web_pairs", settings={})
+    write_manifest("pairs", [write_shard("pairs", PAIRS, [row])], job="web_pairs", settings={})
     node = lineage(house / "run")[0]
     assert node.state == "changed" and "rows 0 then, 1 now" in node.detail
 

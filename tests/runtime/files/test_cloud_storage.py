@@ -6,7 +6,7 @@ import pytest
 from tests.factories import Tables
 from tests.object_stores import download_folder, names_below, rows_of, upload_folder
 
-from vlmill.pipelines.hard_negatives.command import main as hard_negatives
+from vlmill.pipelines.hard_negatives.__main__ import main as hard_negatives
 from vlmill.runtime.files.atomic import write_text
 from vlmill.runtime.files.lock import LOCK, lock_output
 from vlmill.runtime.files.paths import matches, to_path

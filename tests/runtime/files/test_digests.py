@@ -141,8 +141,7 @@ GOOD = {"flag": "--x", "path": "p", "rule": "ends", "digest": None, "files": 0, 
 
 
 @pytest.mark.parametrize(
-    "records",
-    [{}, ["x"], [GOOD | {"path": 3}], [GOOD | {"rows": "3"}], [GOOD | {"rule": "mtime"}]],
+    "records", [{}, ["x"], [GOOD | {"path": 3}], [GOOD | {"rows": "3"}], [GOOD | {"rule": "mtime"}]]
 )
 def test_records_of_other_types_are_refused(records: object) -> None:
     with pytest.raises(ValueError, match="input"):

@@ -40,8 +40,7 @@ def write_folder(folder: Path, counts: tuple[int, ...] = (3, 2)) -> list[dict[st
 
 
 def test_rows_come_back_from_folder_file_and_glob(tmp_path: Path) -> None:
-    rows = write_folder(tmp_path)
-    ids = [row["pair_id"] for row in rows]
+    ids = [row["pair_id"] for row in write_folder(tmp_path)]
     assert read_table(tmp_path, PAIRS).column("pair_id").to_pylist() == ids
     assert read_table(f"{tmp_path}/pairs-*.parquet", PAIRS).column("pair_id").to_pylist() == ids
     one = read_table(tmp_path / shard_name(PAIRS, 1, 2), PAIRS, columns=["pair_id"])
@@ -81,7 +80,7 @@ def test_the_checksum_is_that_of_the_file_which_is_not_read_again(
         with ShardWriter(tmp_path, IMAGES, 0, 1, compression=compression) as writer:
             for rows in groups:
                 writer.write(rows)
-    assert writer.shard is not None and writer.shard.rows == 12
+    assert writer.shard.rows == 12
     assert writer.shard == describe_shard(writer.path, IMAGES.name)
     empty = write_shard(tmp_path / "empty", REJECTS, [])
     assert empty == describe_shard(tmp_path / "empty" / empty.name, REJECTS.name)
@@ -190,8 +189,7 @@ def test_errors_of_arguments_name_argument_and_remedy(tmp_path: Path) -> None:
 
 
 def test_another_major_version_is_refused(tmp_path: Path) -> None:
-    future = Table(name="pairs", version="2.0", schema=PAIRS.schema)
-    write_shard(tmp_path, future, [pair(1)])
+    write_shard(tmp_path, Table(name="pairs", version="2.0", schema=PAIRS.schema), [pair(1)])
     ours = re.escape(PAIRS.version)
     with pytest.raises(InputError, match=rf"version 2\.0 of pairs, this vlmill reads {ours}"):
         find_shards(tmp_path, PAIRS)

@@ -46,8 +46,7 @@ def test_every_reader_refuses_it(tmp_path: Path) -> None:
     for read in readers:
         with pytest.raises(InputError, match=f"{path}: a text of column url has {len(LONG)} bytes"):
             read()
-    names = PAIRS.schema.names
-    columns = {name: [LONG if name == "text" else None] * 300 for name in names}
+    columns = {name: [LONG if name == "text" else None] * 300 for name in PAIRS.schema.names}
     columns |= {"pair_id": [f"p{number}" for number in range(300)]}
     schema = PAIRS.schema.with_metadata(file_metadata(PAIRS, {}, {}))
     pairs = tmp_path / "pairs-00000-of-00001.parquet"
@@ -64,8 +63,7 @@ def test_a_long_text_among_short_ones_is_refused_when_it_is_decoded(tmp_path: Pa
 
 
 def test_long_texts_that_repeat_are_read_in_smaller_batches(tmp_path: Path) -> None:
-    text = "a" * MAX_TEXT_BYTES
-    path = write(tmp_path / "many", pa.array([text]).take(pa.array([0] * 300)))
+    path = write(tmp_path / "many", pa.array(["a" * MAX_TEXT_BYTES]).take(pa.array([0] * 300)))
     assert limit_batch_rows(path, 1_000) == MAX_BATCH_BYTES // MAX_TEXT_BYTES
 
 

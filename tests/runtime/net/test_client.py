@@ -66,7 +66,6 @@ def test_a_whole_answer() -> None:
     assert answer.headers == {"content-length": "5", "x-a": "1", "x-b": "2"}
     assert answer.body == answer.content == b"hello" and answer.location is None
     assert before <= answer.started <= time.time() and 0 < answer.seconds < 30
-    assert answer.http_version == "1.1"
 
 
 def test_bytes_are_kept_as_they_came_and_decoded_beside() -> None:
@@ -90,11 +89,10 @@ def test_interim_responses_are_left_out() -> None:
     assert answer.head.startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1", "2", "3"])
-def test_the_version_is_the_one_that_the_answer_names(version: str) -> None:
+@pytest.mark.parametrize("version", ["1.0", "2", "3"])
+def test_a_status_line_of_another_version(version: str) -> None:
     reply = f"HTTP/{version} 200\r\nContent-Length: 2\r\n\r\nhi".encode()
-    answer = one(sends(reply))
-    assert (answer.http_version, answer.content) == (version, b"hi")
+    assert one(sends(reply)).content == b"hi"
 
 
 @pytest.mark.parametrize("status", [204, 304, 404, 500, 999])
@@ -121,8 +119,7 @@ def test_any_status_is_an_answer(status: int) -> None:
 def test_redirects_are_given_back(location: str, target: str | None) -> None:
     reply = f"HTTP/1.1 302 x\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode("latin-1")
     with serving(sends(reply)) as server, Client(SETTINGS) as client:
-        url = f"http://127.0.0.1:{server.port}/d/"
-        (answer,) = fetch(client, [Request(url=url)])
+        (answer,) = fetch(client, [Request(url=f"http://127.0.0.1:{server.port}/d/")])
         assert answer.failure is None and len(server.heads) == 1
         assert answer.location == (target and target.format(port=server.port))
 
@@ -345,8 +342,7 @@ def test_limits_of_a_request_are_exact() -> None:
 
 def test_connections_are_kept_and_cookies_are_not() -> None:
     with serving(sends(ok(b"hello", "Set-Cookie: a=b"))) as server, Client(SETTINGS) as client:
-        url = f"http://127.0.0.1:{server.port}/"
-        fetch(client, [Request(url=url)] * 5)
+        fetch(client, [Request(url=f"http://127.0.0.1:{server.port}/")] * 5)
         assert (server.num_connections, len(server.heads)) == (1, 5)
         assert not any("cookie" in head.lower() for head in server.heads)
         assert "User-Agent: vlmill/0.2.0 (+tests@example.org)" in server.heads[0]
@@ -396,8 +392,7 @@ def test_files_and_connections_are_given_back() -> None:
 def test_no_more_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with serving(sends(ok())) as server, Client(SETTINGS) as client:
-        url = f"http://127.0.0.1:{server.port}/"
-        client.start(Request(url=url))
+        client.start(Request(url=f"http://127.0.0.1:{server.port}/"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             with pytest.raises(OSError, match="Too many open files"):

@@ -47,8 +47,7 @@ def test_a_proxy_gets_names_of_the_web(through: Callable[..., list[Answer]]) -> 
 
 def test_a_proxy_gets_no_private_addresses(through: Callable[..., list[Answer]]) -> None:
     urls = ("http://inside.test/", "http://both.test/", "http://10.0.0.1/", "http://[::1]/")
-    answers = through(*urls)
-    assert [answer.failure for answer in answers] == [Reason.BAD_ADDRESS] * 4
+    assert [answer.failure for answer in through(*urls)] == [Reason.BAD_ADDRESS] * 4
 
 
 def test_excluded_hosts_are_connected_to_directly(through: Callable[..., list[Answer]]) -> None:

@@ -29,7 +29,6 @@ def test_bytes_by_id_and_by_row(tmp_path: Path, compression: str) -> None:
     assert [again.read_bytes(i) for i in range(4)] == [b"one", None, b"", b"four" * 1000]
     assert reader["d"] == b"four" * 1000 and "c" in reader and "x" not in reader
     assert reader.find(["d", "x", "a"]).tolist() == [3, ABSENT, 0]
-    assert reader.group_starts().tolist() == [0, 2]
     with pytest.raises(KeyError):
         reader["x"]
     with pytest.raises(IndexError):

@@ -108,8 +108,7 @@ def test_an_image_with_two_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_producer_lacks_stays_none(tmp_path: Path) -> None:
-    bare = row("a", 2, class_ids=None, class_scores=None, class_probs=None)
-    write(tmp_path, [[bare]])
+    write(tmp_path, [[row("a", 2, class_ids=None, class_scores=None, class_probs=None)]])
     found = RegionReader(tmp_path)["a"]
     assert (found.class_ids, found.class_probs, found.global_feature) == (None, None, None)
     assert RegionReader(tmp_path).detector_fingerprint is None

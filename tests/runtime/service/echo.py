@@ -48,8 +48,7 @@ def main(words: Sequence[str]) -> int:
     kinds: dict[str, Callable[[str], Any]] = {"token": str}
     kinds |= dict.fromkeys(("batch_wait", "seconds", "header_seconds"), float)
     values = {name: kinds.get(name, int)(value) for name, value in changes.items()}
-    settings = ServiceSettings(**{"port": 0, **values})
-    shell = Shell(settings=settings)
+    shell = Shell(settings=ServiceSettings(**{"port": 0, **values}))
     application = new_application(shell, "echo", "Does what it is told.", lambda: shell.about)
 
     @application.post("/v1/echo")

@@ -41,8 +41,7 @@ def test_a_forecast_counts_what_workers_have_and_what_waits() -> None:
 
 
 def test_a_batch_that_runs_is_as_slow_as_it_has_been() -> None:
-    first = make_forecast([WorkerLoad(weights=[2], elapsed=8.0)])
-    assert first == Forecast(base=0.0, each=4.0)
+    assert make_forecast([WorkerLoad(weights=[2], elapsed=8.0)]) == Forecast(base=0.0, each=4.0)
     late = make_forecast([WorkerLoad(seconds_per_weight=1.0, weights=[2, 2], elapsed=8.0)])
     assert late == Forecast(base=8.0, each=4.0)
 

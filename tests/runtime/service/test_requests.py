@@ -238,8 +238,7 @@ def test_a_page_of_another_site_posts_nothing(
 ) -> None:
     host = "{}:{}".format(*service.address)
     named = {name: value.replace("HOST", host) for name, value in headers.items()}
-    body = b'{"do": "echo hello"}'
-    reply = service.post("/v1/echo", body, "application/json", **named)
+    reply = service.post("/v1/echo", b'{"do": "echo hello"}', "application/json", **named)
     assert reply.status == status
     assert status == 200 or reply.json()["reason"] == "cross_site"
     assert service.ask("GET", "/v1/about", headers=named).status == 200  # which it cannot read

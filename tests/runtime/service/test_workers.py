@@ -210,8 +210,7 @@ def test_a_worker_that_dies_costs_its_batch_alone(many: ThreadPoolExecutor) -> N
         slow = [many.submit(echo, service, "sleep 1.5") for _ in range(2)]
         time.sleep(0.5)
         os.kill(doomed, signal.SIGKILL)
-        statuses = sorted(job.result().status for job in slow)
-        assert statuses == [200, 503]
+        assert sorted(job.result().status for job in slow) == [200, 503]
         lost = next(job.result() for job in slow if job.result().status == 503)
         assert lost.json()["reason"] == "worker_lost" and lost.headers["retry-after"] == "1"
         assert echo(service, "echo on").status == 200

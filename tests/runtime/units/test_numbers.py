@@ -4,7 +4,6 @@ import apache_beam as beam
 import pytest
 from apache_beam.metrics.metric import MetricsFilter
 
-from vlmill.runtime.units.launch.metrics import count_in_beam
 from vlmill.runtime.units.numbers import (
     Numbers,
     UnitProgress,
@@ -13,6 +12,7 @@ from vlmill.runtime.units.numbers import (
     format_notes,
     timed,
 )
+from vlmill.runtime.units.run_beam import count_in_beam
 
 TALLIES = {
     ("pages", "in"): 5,
@@ -30,8 +30,7 @@ NUMBERS = Numbers(
 
 
 def test_tallies_as_numbers() -> None:
-    shown = Numbers(pages=5, pictures=4, pairs=6, bytes=10)
-    assert shown + count_tallies(TALLIES) == NUMBERS
+    assert Numbers(pages=5, pictures=4, pairs=6, bytes=10) + count_tallies(TALLIES) == NUMBERS
     assert count_tallies({}) == count_rejects({}) == Numbers()
 
 

@@ -77,9 +77,7 @@ def test_processes_do_units_and_stay_for_the_next_step(pool: Workers[int]) -> No
     assert len(processes[0] | processes[1]) <= 2
 
 
-def test_processes_have_the_environment_of_who_starts_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_processes_have_the_environment_of_who_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not that of the first start in this process, when their server was made.
     for value in ("before", "after"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", value)

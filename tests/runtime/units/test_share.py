@@ -15,8 +15,8 @@ from tests.pipelines.manifest.layouts import FLICKR
 from tests.runtime.units.jobs import MODULE, STEPS, Sums, log, run_part
 from tests.runtime.units.test_run import files
 
-from vlmill.pipelines.tables.command import main as tables
-from vlmill.pipelines.web_pairs.command import main as web_pairs
+from vlmill.pipelines.tables.__main__ import main as tables
+from vlmill.pipelines.web_pairs.__main__ import main as web_pairs
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.units.run_here import run_here, wait_for_others
 from vlmill.runtime.units.share import Share
@@ -65,8 +65,7 @@ def test_a_part_may_start_again_after_a_long_step(
     units = [Unit(name="square-0", number=0), Unit(name="square-1", number=1)]
     seconds, polls = [0.0], iter([True] * 5 + [False] * 9)
     clock = SimpleNamespace(
-        monotonic=lambda: seconds[0],
-        sleep=lambda _: seconds.append(seconds.pop() + 10),
+        monotonic=lambda: seconds[0], sleep=lambda _: seconds.append(seconds.pop() + 10)
     )
     monkeypatch.setattr("vlmill.runtime.units.run_here.time", clock)
     monkeypatch.setattr("vlmill.runtime.units.run_here.parts_at_work", lambda *_: next(polls))

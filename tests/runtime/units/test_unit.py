@@ -31,8 +31,7 @@ def test_a_record_has_each_file_with_its_size_and_digest(job: Sums) -> None:
     run(job)
     record = json.loads(Path(job.output, "work/units/square-1.json").read_text())
     path = Path(job.output, "work/square-1.txt")
-    entry = {"bytes": 1, "sha256": hash_file(path)}
-    assert record["files"] == {"work/square-1.txt": entry}
+    assert record["files"] == {"work/square-1.txt": {"bytes": 1, "sha256": hash_file(path)}}
     assert [result.metrics["square"] for result in SQUARES.results(job)] == [1, 4, 9, 16, 25]
     assert Path(job.output, "sum.txt").read_text() == "55.0"
 

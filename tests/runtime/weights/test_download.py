@@ -80,8 +80,7 @@ def test_a_killed_download_continues(web: FileServer, tmp_path: Path) -> None:
     child.wait()
     done, asked = part.stat().st_size, len(web.asked)
     assert 0 < done < len(CONTENT)
-    path = download_file(location(web), allowed=ALLOWED)
-    assert path.read_bytes() == CONTENT
+    assert download_file(location(web), allowed=ALLOWED).read_bytes() == CONTENT
     first = int(web.asked[asked][1].removeprefix("bytes=").partition("-")[0])
     assert first == done and sorted(p.name for p in folder.iterdir()) == [".lock", "weights.pth"]
 
@@ -143,10 +142,7 @@ def test_a_full_disk_is_named_with_the_remedy(
 
 def test_what_is_no_file_is_refused(web: FileServer) -> None:
     web.files["/page"] = b"\n<!DOCTYPE html><html>sign in</html>"
-    for path, expected in (
-        ("/page", "is a web page"),
-        ("/gone", "it answers 404"),
-    ):
+    for path, expected in (("/page", "is a web page"), ("/gone", "it answers 404")):
         with pytest.raises(InputError, match=expected):
             download_file(WebLocation(url=f"{web.url}{path}"), allowed=ALLOWED)
     web.troubles.append("whole")

@@ -48,8 +48,7 @@ def test_a_killed_download_continues(hub: Hub, tmp_path: Path) -> None:
     done, hub.pause_s = left[0].stat().st_size, 0.0
     assert done < len(CONTENT)
     hub.ranges.clear()
-    folder = fetch_files(LOCATION, everything)
-    assert (folder / "weights.bin").read_bytes() == CONTENT
+    assert (fetch_files(LOCATION, everything) / "weights.bin").read_bytes() == CONTENT
     assert hub.ranges[0].startswith(f"bytes={done}-")
     assert not list(parts.rglob("*.part*"))
 

@@ -52,8 +52,7 @@ def test_a_png_may_say_it_behind_its_pixels() -> None:
 
 
 def test_a_cut_png_is_refused_however_it_is_asked() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (80, 90, 3), dtype=np.uint8)
-    data = encoded(noise, None)
+    data = encoded(np.random.default_rng(0).integers(0, 256, (80, 90, 3), dtype=np.uint8), None)
     for ask in (decode, size_of):
         with pytest.raises(Rejected) as rejected:
             ask(data[: len(data) // 2], BOUNDS)

@@ -94,10 +94,7 @@ def rejected(data: bytes) -> tuple[Reason, str]:
         (b"<html>not found</html>", "HTML page"),
         (encoded("ICO"), "ICO"),
         (encoded("TIFF", tiffinfo={50706: b"\1\4\0\0"}), "camera raw (DNG)"),
-        (
-            encoded("TIFF", tiffinfo={254: 1}),
-            "camera raw, or another TIFF of a thumbnail",
-        ),
+        (encoded("TIFF", tiffinfo={254: 1}), "camera raw, or another TIFF of a thumbnail"),
     ],
 )
 def test_what_is_recognised_and_not_decoded_is_named(data: bytes, name: str) -> None:

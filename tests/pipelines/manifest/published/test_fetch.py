@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.web import FileServer, file_server
 
-from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.__main__ import main
 from vlmill.pipelines.manifest.published import command as published
 from vlmill.pipelines.manifest.published import downloads as fetched
 from vlmill.runtime.files.manifest import read_manifest, verify_folder

@@ -63,8 +63,7 @@ def test_a_quote_that_a_later_row_closes_costs_no_row_between(tmp_path: Path) ->
 
 def test_ragged_rows_and_other_encodings(tmp_path: Path) -> None:
     path = write(tmp_path, "x.tsv", b"a\tb\n1\n1\t2\t3\ncaf\xe9\t2\ncaf\xc3\xa9\t2\n")
-    found = fields(path)
-    assert found == ["bad_record", "bad_record", "bad_encoding", ["café", "2"]]
+    assert fields(path) == ["bad_record", "bad_record", "bad_encoding", ["café", "2"]]
     assert fields(path, encoding="cp1252")[2] == ["café", "2"]
 
 
@@ -81,8 +80,7 @@ def test_lines_without_end_are_bounded(tmp_path: Path, quote: bytes) -> None:
 
 
 def test_a_field_of_nothing_but_lines_is_bounded(tmp_path: Path) -> None:
-    path = write(tmp_path, "x.csv", b'a,b\n"' + b"1,2\n" * (MAX_LINE // 4 + 10))
-    found = fields(path)
+    found = fields(write(tmp_path, "x.csv", b'a,b\n"' + b"1,2\n" * (MAX_LINE // 4 + 10)))
     assert found[0] == "bad_record" and found[1:] == [["1", "2"]] * (MAX_LINE // 4 + 9)
 
 

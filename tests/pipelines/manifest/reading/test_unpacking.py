@@ -25,7 +25,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES
 
 Image = Callable[..., bytes]
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 def zip_of(path: Path, *, overlap: int | None, packed: bool = True) -> None:
@@ -75,8 +74,7 @@ def test_images_of_a_zip_bomb_are_status_2(
 def test_a_packed_tar_that_unpacks_to_far_more_is_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    caption = b"http://a/a.jpg\ta dog\n"
-    tar = tar_of({"zeros": bytes(65 << 20), "cc12m.tsv": caption})
+    tar = tar_of({"zeros": bytes(65 << 20), "cc12m.tsv": b"http://a/a.jpg\ta dog\n"})
     write(tmp_path / "in/all.tar.gz", gzip.compress(tar, 1))
     made("cc12m", tmp_path / "in", status=2)
     assert "all.tar.gz unpacks to more than" in capsys.readouterr().err

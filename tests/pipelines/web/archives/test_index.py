@@ -50,10 +50,7 @@ def test_lines(form: str, packed: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [
-        ("warc_filename", "warc_record_offset", "warc_record_length"),
-        ("file", "offset", "length"),
-    ],
+    [("warc_filename", "warc_record_offset", "warc_record_length"), ("file", "offset", "length")],
 )
 def test_tables(names: tuple[str, ...], tmp_path: Path) -> None:
     columns = dict(zip(names, map(list, zip(*ROWS, strict=True)), strict=True))

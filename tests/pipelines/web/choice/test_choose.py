@@ -6,7 +6,7 @@ import pytest
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.choose import choose, probability
-from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage
+from vlmill.pipelines.web.choice.joined_page import JoinedPage
 from vlmill.pipelines.web.choice.site_content import count_site_content
 from vlmill.pipelines.web.pages.images import ImageFacts
 from vlmill.pipelines.web.pages.markup import parse
@@ -38,7 +38,7 @@ def joined(
 def chosen(page: JoinedPage, others: Sequence[JoinedPage] = ()) -> list[str | Reason]:
     """The best text of each image, or the reason why there is none."""
     choices = choose(page, count_site_content([page, *others], RULES), RULES)
-    return [c.texts[0].text if isinstance(c, Choice) else c.reason for c in choices]
+    return [c.reason if isinstance(c, Drop) else c[0].text for c in choices]
 
 
 ARTICLE = "<title>A walk - Site</title><article><h1>A walk</h1>{}</article>"
@@ -145,8 +145,7 @@ def test_scores_are_probabilities() -> None:
 def test_a_text_belongs_to_the_nearest_image_or_to_none() -> None:
     """A sentence after several images is not the caption of all; a row of images has none."""
     two = ARTICLE.format("<img src=1.jpg><img src=2.jpg><p>Here is the harbour at dawn.")
-    found = chosen(joined(two))
-    assert found.count("Here is the harbour at dawn.") <= 1
+    assert chosen(joined(two)).count("Here is the harbour at dawn.") <= 1
     row = ARTICLE.format(
         "<p>Before.<img src=1.jpg><img src=2.jpg><img src=3.jpg><p>Here is the harbour at dawn."
     )

@@ -138,8 +138,7 @@ def test_robots_may_ask_for_more_time(run: Run) -> None:
     robots = {"status": 200, "content": b"User-agent: *\nCrawl-delay: 7\n"}
     world = World({**images(*urls), "http://a.org/robots.txt": [robots]})
     run(world, *urls)
-    times = [at for at, _ in world.asked]
-    assert min(b - a for a, b in itertools.pairwise(times)) >= 7
+    assert min(b - a for a, b in itertools.pairwise([at for at, _ in world.asked])) >= 7
 
 
 @pytest.mark.parametrize(
@@ -226,16 +225,14 @@ def test_a_host_without_a_name_is_asked_once(run: Run) -> None:
 
 def test_a_busy_host_is_left_alone(run: Run) -> None:
     url = "http://a.org/1"
-    busy = {"status": 429, "headers": {"retry-after": "30"}}
-    world = World({url: [busy, *images(url)[url]]})
+    world = World({url: [{"status": 429, "headers": {"retry-after": "30"}}, *images(url)[url]]})
     assert run(world, url)[url][0] == "fetched"
     first, second = (at for at, asked in world.asked if asked == url)
     assert second - first >= 30
 
 
 def test_a_host_that_wants_too_long_is_set_aside(run: Run) -> None:
-    busy = {"status": 503, "headers": {"retry-after": "86400"}}
-    world = World({"http://a.org/1": [busy]})
+    world = World({"http://a.org/1": [{"status": 503, "headers": {"retry-after": "86400"}}]})
     outcomes = run(world, "http://a.org/1", "http://a.org/2")
     assert [o for o, _ in outcomes.values()] == ["bad_status", "host_failed"]
     assert world.urls() == ["http://a.org/1"]
@@ -248,8 +245,7 @@ def test_a_host_that_fails_is_set_aside_and_tried_in_the_next_pass(
     urls = [f"http://a.org/{n}" for n in range(9)]
     gone = {"status": 0, "failure": Reason.TIMED_OUT}
     world = World({url: [gone] for url in urls})
-    outcomes = [o for o, _ in run(world, *urls).values()]
-    assert outcomes == ["timed_out"] * 3 + ["host_failed"] * 6
+    assert [o for o, _ in run(world, *urls).values()] == ["timed_out"] * 3 + ["host_failed"] * 6
     assert journal.retry_failed(1) == 9
     assert {o for o, _ in run(World(images(*urls))).values()} == {"fetched"}
 
@@ -316,8 +312,7 @@ def test_of_an_image_the_next_address_is_asked_for_only_after_a_failure(run: Run
     answer = {"status": 200, "content": page, "headers": {"content-type": "text/html"}}
     world = World({**images(*(f"{url}{n}.jpg" for n in "msxy")), url: [answer]})
     assert run(world, url)[f"{url}l.jpg"][0] == "bad_status"
-    asked = [url.rpartition("/")[2] for url in world.urls()]
-    assert asked == ["", "l.jpg", "y.jpg", "m.jpg"]
+    assert [url.rpartition("/")[2] for url in world.urls()] == ["", "l.jpg", "y.jpg", "m.jpg"]
 
 
 def test_a_site_that_forbids_training_is_not_fetched(run: Run) -> None:

@@ -44,8 +44,7 @@ def urls_in(path: Path) -> list[str | None]:
 
 @pytest.mark.parametrize("level", [0, 6])
 def test_a_response_is_read_as_it_was_written(level: int) -> None:
-    records = ArchiveIterator(BytesIO(packed(level=level)), parse_http=True)
-    record = next(records)
+    record = next(ArchiveIterator(BytesIO(packed(level=level)), parse_http=True))
     assert record.headers["WARC-Target-URI"] == URL
     assert record.headers["WARC-Date"] == "1970-01-01T00:00:01.500000Z"
     assert record.headers["WARC-IP-Address"] == "192.0.2.1"

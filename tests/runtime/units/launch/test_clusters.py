@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmill.pipelines.web_pairs import command
+from vlmill.pipelines.web_pairs import __main__ as command
 from vlmill.runtime.units.launch.clusters import require_for_cluster
 from vlmill.runtime.units.launch.options import beam_options
 from vlmill.schemas.errors import InputError

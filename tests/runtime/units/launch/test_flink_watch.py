@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from vlmill.runtime.units.launch import flink_watch
+from vlmill.runtime.units.launch import options
 from vlmill.runtime.units.launch.failures import format_refusal
-from vlmill.runtime.units.launch.flink_watch import watching
-from vlmill.runtime.units.launch.options import beam_options
+from vlmill.runtime.units.launch.options import beam_options, watching
 
 USELESS = (
     f"java.lang.RuntimeException: Error received from SDK harness: {format_refusal('on a: no x')}\n"
@@ -57,7 +56,7 @@ class Served(ThreadingHTTPServer):
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(flink_watch, "EVERY_S", 0.01)
+    monkeypatch.setattr(options, "WATCH_EVERY_S", 0.01)
     with Served() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -111,7 +110,7 @@ def test_an_interrupted_command_leaves_no_job_behind(served: Served) -> None:
 
 @pytest.mark.parametrize("flag", ["--flink_master=[local]", "--flink_master=127.0.0.1:9"])
 def test_where_nobody_answers_the_job_goes_on(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flink_watch, "EVERY_S", 0.01)
+    monkeypatch.setattr(options, "WATCH_EVERY_S", 0.01)
     with watching(beam_options([flag])) as errors:
         pass
     assert errors == []

@@ -38,7 +38,7 @@ def test_the_filter_goes_when_an_import_fails() -> None:
 def test_a_job_says_nothing_of_apitools() -> None:
     """In a process of its own, as Beam warns at its first import only."""
     flags = ["--warc", "none*", "--output", "out", *NO_MODELS]
-    command = f"from vlmill.pipelines.web_pairs.command import main; main({flags})"
+    command = f"from vlmill.pipelines.web_pairs.__main__ import main; main({flags})"
     finished = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert "none*: no file matches" in finished.stderr
     assert "apitools" not in finished.stderr

@@ -9,8 +9,8 @@ import pytest
 from tests.factories import Tables
 from tests.train.tasks.captions import TINY, USUAL
 
-from vlmill.pipelines.manifest.job import main as manifest
-from vlmill.pipelines.nearest_images.command import main as nearest_images
+from vlmill.pipelines.manifest.__main__ import main as manifest
+from vlmill.pipelines.nearest_images.__main__ import main as nearest_images
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, is_cased, read_vocabulary
 from vlmill.train.tasks.registry import task_recipe_named
