@@ -12,7 +12,12 @@ from safetensors.torch import save_file
 
 from vlmill.models.beit.dvae import Dvae, DvaeConfig
 from vlmill.runtime.files.shards import write_shard
-from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.readers.regions import (
+    RegionReader,
+    RegionRow,
+    encode_regions,
+    region_arrays,
+)
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS
 from vlmill.train.recipes import RECIPES
@@ -59,6 +64,13 @@ def write_photographs(folder: Path, count: int, *, cut: Sequence[int] = ()) -> s
         rows.append({**empty, "image_id": f"image-{number}", "bytes": content})
     write_shard(folder, IMAGES, rows)
     return str(folder)
+
+
+def find_value(reader: RegionReader, name: str, number: int) -> tuple[int, int, int] | None:
+    """The shard, offset and size of a value of a row."""
+    group, within = reader.locate_row(number)
+    place = group.locate_value(name, within)
+    return None if place is None else (group.shard_number, *place)
 
 
 def caption(number: int) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-IMPORTED = ("torch", "torch._dynamo", "vlmill.models", "vlmill.train.tasks.finetuning.seeds")
+IMPORTED = ("torch", "torch._dynamo", "vlmill.models", "vlmill.train.tasks.finetuning.job")
 STREAMS = ("stdout", "stderr")
 
 

@@ -113,7 +113,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "inference": (
-        "input_checks",
         "search convert show",
         "load",
         "push service export",

@@ -151,7 +151,7 @@ MOST: dict[Callable[[Path], Trip], tuple[int, int, int]] = {
     caption_to_hard_negatives: (50, 250, 100),
     image_to_region_row: (77, 405, 144),
     region_row_to_loss: (38, 165, 60),
-    question_to_answer: (99, 430, 158),
+    question_to_answer: (71, 272, 104),
 }
 
 

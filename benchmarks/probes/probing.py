@@ -32,8 +32,8 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import IGNORED
-from vlmill.train.loading.vocabulary import MASK
-from vlmill.train.tasks.retrieval.candidates import encode_texts, read_pairs
+from vlmill.train.loading.vocabulary import MASK, encode_texts
+from vlmill.train.tasks.retrieval.candidates import read_pairs
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
 
 

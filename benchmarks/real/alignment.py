@@ -39,9 +39,10 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
 )
 from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.vocabulary import encode_texts
 from vlmill.train.recipes import get_training
 from vlmill.train.settings.parts import Feeding
-from vlmill.train.tasks.retrieval.candidates import encode_texts, read_pairs
+from vlmill.train.tasks.retrieval.candidates import read_pairs
 from vlmill.train.tasks.retrieval.inputs import RegionImages, text_batches
 
 SCALE = 20.0  # of cosines

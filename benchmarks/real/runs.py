@@ -32,6 +32,7 @@ from vlmill.train.checkpoints.files import (
 )
 from vlmill.train.checkpoints.folders import SETTINGS, saved_steps
 from vlmill.train.loading.batch import Batch
+from vlmill.train.loading.vocabulary import encode_texts
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.settings.spec import Recipe
@@ -39,7 +40,7 @@ from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
-from vlmill.train.tasks.retrieval.candidates import encode_texts, read_pairs
+from vlmill.train.tasks.retrieval.candidates import read_pairs
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
 from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
 from vlmill.train.tasks.retrieval.inputs import RegionImages

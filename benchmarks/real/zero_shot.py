@@ -17,7 +17,7 @@ from real.photographs import TASKS, Row, read_rows
 from real.tables import Tables, Test, file_digest
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
-from vlmill.train.tasks.retrieval.candidates import encode_texts
+from vlmill.train.loading.vocabulary import encode_texts
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
 from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores

@@ -2,5 +2,5 @@
 
 Reading order: ``public`` (the object that users call), ``model``, ``images`` (files, PIL, arrays
 and tensors as tables), ``detector`` (finds the detector of the checkpoint's training),
-``answering``, ``region_weights`` (the effect of regions on a score) and ``explaining`` (draws it).
+``answering``, and ``explaining`` (the effect of parts of an image on a score).
 """

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,19 @@ from vlmill.extract.config import (
     saved_folder,
 )
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.images.plan import plan_images
-from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
-from vlmill.extract.run.job import Job, compute_results
-from vlmill.inference.input_checks import warn
+from vlmill.extract.images.plan import HeldImage
+from vlmill.extract.run.devices import Engine, WorkerSettings, split_windows, start_engine
+from vlmill.extract.run.job import Job
+from vlmill.inference.load.images import warn
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.registry import get_variant
 from vlmill.runtime.console.lineage import OK, Node, lineage
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.files.shards import write_shard
-from vlmill.runtime.readers.regions import RegionRow, encode_regions
+from vlmill.runtime.readers.held import HeldRegions
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, Rejected
-from vlmill.schemas.tables import REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 
 RANDOM = re.compile(r"random weights, seed (\d+)")
@@ -57,23 +57,19 @@ class RegionDetector:
         settings = WorkerSettings(workers=self.workers)
         return _OPEN.enter_context(start_engine(settings, self.detector, self.config, None))
 
-    def write_regions(self, images: Path, folder: Path) -> dict[str, Reason]:
-        """Writes the regions of a table of images like ``extract-rois run``.
-
-        Returns the problems of images without a row, by image_id.
+    def find_regions(self, contents: Mapping[str, bytes]) -> tuple[HeldRegions, dict[str, Reason]]:
+        """Returns the regions of encoded images as ``extract-rois run`` stores them, and the reject
+        reasons of images without a row, by image_id.
         """
-        plan = plan_images([str(images)])
-        job = Job(plan=plan, output=folder, detector=self.detector, config=self.config)
+        images = [HeldImage(path=name, image_id=name, data=contents[name]) for name in contents]
         rows, faults = list[RegionRow](), dict[str, Reason]()
-        parts = [job.part(index) for index in range(job.num_shards)]
-        for extracted in compute_results(self.engine, job, parts):
-            if isinstance(extracted.result, Rejected):
-                faults[str(extracted.image.image_id)] = extracted.result.reason
+        for result in chain.from_iterable(self.engine(split_windows(images, self.config.window))):
+            if isinstance(result.result, Rejected):
+                faults[str(result.image.image_id)] = result.result.reason
             else:
-                rows.append(extracted.result)
-        table = encode_regions(rows, dtype=self.config.storage.dtype)
-        write_shard(folder, REGIONS, table, producer=job.producer(), arrays=job.arrays())
-        return faults
+                rows.append(result.result)
+        job = Job(plan=(), output=Path(), detector=self.detector, config=self.config)
+        return HeldRegions(rows, job.arrays()), faults
 
 
 def open_recorded_detector(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,20 +24,23 @@ from vlmill.inference.load.answering import (
     ANSWER,
     CLASSIFY,
     ENTAIL,
-    AnswerTask,
-    TaskOutputs,
-    find_classes,
-    predict_texts,
+    TaskOutput,
+    read_answer,
+    read_classes,
 )
 from vlmill.inference.load.images import ImageLike, read_image_bytes
-from vlmill.inference.load.model import LoadedModel, unwrap_result
-from vlmill.inference.load.region_weights import measure_region_effects, reads_regions
-from vlmill.schemas.errors import InputError
+from vlmill.inference.load.model import LoadedModel
+from vlmill.runtime.readers.held import HeldRegions
+from vlmill.runtime.readers.region_rows import PER_BOX
+from vlmill.runtime.readers.regions import RegionRow
+from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.images.decode import decode
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.images.crop import BOUNDS
 from vlmill.train.tasks.evaluating.job import weigh_example
+from vlmill.train.tasks.retrieval.job import get_max_elements
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 GRID = 7  # squares a side of an image that a model reads as pixels
 GREY = 128  # of a covered square
@@ -94,9 +96,7 @@ def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanatio
     record = model.loaded.task
     task = ANSWER if record is None and model.labels is not None else record and record.name
     if task in (ANSWER, CLASSIFY, ENTAIL):
-        find = partial(weigh_task, task, model, pixels.size)
-        requests = [(content, text)]
-        result = unwrap_result(model.run_task(task, find, requests, needs_text=task != CLASSIFY))
+        result = model.run_one(task, partial(weigh_task, pixels.size), content, text)
     elif reads_regions(model):
         effects = measure_region_effects(model, content, text)
         result = Weights(boxes=effects.row.boxes, weights=effects.without, score=effects.score)
@@ -116,46 +116,27 @@ def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanatio
     )
 
 
-def weigh_task(
-    task: str,
-    model: LoadedModel,
-    size: tuple[int, int],
-    answer_task: AnswerTask,
-    folder: Path,
-    texts: Mapping[str, str],
-    tables: Mapping[str, str],
-) -> dict[str, Weights]:
-    """Returns the weights of an image's parts for the prediction of a task's head."""
-    outputs = predict_texts(task, answer_task, folder, texts, tables)
-    (name,) = outputs.predictions.keys() or ("",)
-    if not name:
-        return {}
-    value = outputs.predictions[name].value
-    names = outputs.evaluation.task.names  # type: ignore[attr-defined]
-    if task == ANSWER:
-        label = names[value.index]
-    else:
-        label = find_classes(outputs.evaluation.task, value).label  # type: ignore[arg-type]
-    if outputs.batches.regions is None:
-        return {name: weigh_squares(outputs, name, size, label)}
-    weighted = weigh_example(outputs.evaluation, outputs.batches, outputs.predictions[name], "")
+def weigh_task(size: tuple[int, int], output: TaskOutput) -> Weights:
+    """Returns the weights of the parts of an image of ``size`` for the prediction of a head."""
+    is_answer = output.model.recipe.task == ANSWER
+    label = read_answer(output) if is_answer else read_classes(output).label
+    if output.batches.regions is None:
+        return weigh_squares(output, size, label)
+    weighted = weigh_example(output.model, output.batches, output.prediction, "")
     if weighted is None or len(weighted.boxes) < 2:
         raise InputError("no two regions are found in the image; give another image")
-    score = score_batch(outputs, name)(None)
-    return {name: Weights(boxes=weighted.boxes, weights=weighted.weights, score=score, label=label)}
+    score = score_batch(output)(None)
+    return Weights(boxes=weighted.boxes, weights=weighted.weights, score=score, label=label)
 
 
-def score_batch(
-    outputs: TaskOutputs, name: str
-) -> Callable[[tuple[int, int, int, int] | None], float]:
+def score_batch(output: TaskOutput) -> Callable[[tuple[int, int, int, int] | None], float]:
     """Returns the function that scores the prediction for an example, with the pixels of a square
     (rows and columns, from and to) made grey, or whole.
     """
-    evaluation, batches = outputs.evaluation, outputs.batches
-    prediction = outputs.predictions[name]
+    model, batches, prediction = output.model, output.batches, output.prediction
     host, _ = batches.make_batch([prediction.row])
     assert host is not None  # the example was predicted
-    batch = read_features(host, batches.regions).to(evaluation.device)
+    batch = read_features(host, batches.regions).to(model.device)
 
     @torch.inference_mode()
     def score(square: tuple[int, int, int, int] | None) -> float:
@@ -166,16 +147,16 @@ def score_batch(
             pixels = batch.pixels.clone()
             pixels[:, :, first_row:last_row, first_column:last_column] = GREY_INPUT
             masked_batch = replace(batch, pixels=pixels)
-        values = evaluation.task.outputs(evaluation.loaded.model, masked_batch)
-        return evaluation.task.compute_score(values, prediction.value)
+        values = model.task.outputs(model.loaded.model, masked_batch)
+        return model.task.compute_score(values, prediction.value)
 
     return score
 
 
-def weigh_squares(outputs: TaskOutputs, name: str, size: tuple[int, int], label: str) -> Weights:
+def weigh_squares(output: TaskOutput, size: tuple[int, int], label: str) -> Weights:
     """Returns the weights of the squares of a model's input, with boxes in an image of ``size``."""
-    score = score_batch(outputs, name)
-    side = outputs.batches.stage.feeding.image_size
+    score = score_batch(output)
+    side = output.batches.stage.feeding.image_size
     edges = np.linspace(0, side, GRID + 1).round().astype(int).tolist()
     spans = list(pairwise(edges))
     squares = [(*rows, *columns) for rows in spans for columns in spans]
@@ -208,6 +189,64 @@ def grey_out(image: Image.Image, box: Floats) -> Image.Image:
     corners = [round(float(corner)) for corner in box]
     covered.paste((GREY, GREY, GREY), (corners[0], corners[1], corners[2], corners[3]))
     return covered
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionEffects:
+    """Holds the ``score`` of an image with a text, its ``row`` of regions, and float32 [R], the
+    score's decrease ``without`` each region.
+    """
+
+    score: float
+    row: RegionRow
+    without: NDArray[np.float32]
+    arrays: Mapping[str, Any]  # types and widths of the row's arrays
+
+
+def measure_region_effects(model: LoadedModel, image: bytes, text: str) -> RegionEffects:
+    """Scores a text with an image, with all regions and without each of them.
+
+    Raises InputError for a model that reads no regions, or has no matching head, for a text without
+    a word, and for an image with fewer than two detected regions.
+    """
+    if not reads_regions(model):
+        raise InputError(f"{with_article(model.loaded.variant)} reads no regions")
+    tokens, good = model.tokens([text])
+    if not good:
+        raise InputError(f"text {text!r} has no word; give one")
+    regions = model.hold({"0": image}, model.feeding).regions
+    if regions is None or not regions.box_counts().max(initial=0) > 1:
+        raise InputError("no two regions are found in the image; give another image")
+    row = regions.row(0)
+    rows = [row, *(without(row, region) for region in range(len(row.boxes)))]
+    names = [str(number) for number in range(len(rows))]
+    variants = [replace(variant, image_id=name) for variant, name in zip(rows, names, strict=True)]
+    scores = match_scores(
+        make_scorer(model.loaded.model, get_max_elements(model.feeding)),
+        tokens,
+        names,
+        model.feed(HeldRegions(variants, regions.arrays)),
+        device=model.device,
+        batch_size=model.batch_size,
+    )[:, 0]
+    losses = scores[0] - scores[1:]
+    return RegionEffects(score=float(scores[0]), row=row, without=losses, arrays=regions.arrays)
+
+
+def reads_regions(model: LoadedModel) -> bool:
+    """Returns whether the model reads regions."""
+    return model.feeding.kind == "regions"
+
+
+def without(row: RegionRow, region: int) -> RegionRow:
+    """Returns the row without one of its regions."""
+    values = {name: getattr(row, name) for name in ("boxes", *PER_BOX)}
+    fields = {
+        name: np.delete(array, region, axis=0)
+        for name, array in values.items()
+        if array is not None
+    }
+    return replace(row, **fields)
 
 
 def draw_weights(image: Image.Image, boxes: Floats, weights: Floats) -> Image.Image:

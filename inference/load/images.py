@@ -1,7 +1,10 @@
-"""Converts the user's images to the bytes that every stage decodes."""
+"""Converts the user's images to the bytes that every stage decodes, and warns of invalid inputs."""
 
 import io
 import os
+import sys
+import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vlmill.inference.input_checks import warn
 from vlmill.runtime.files.paths import read_regular, to_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.decode import Bounds, upright
-from vlmill.schemas.rejects import Rejected
+from vlmill.schemas.plurals import format_count
+from vlmill.schemas.rejects import Reason, Rejected, reason_counts
 from vlmill.train.loading.images.crop import BOUNDS
 
 # A path, encoded bytes, an open binary file, a PIL image, an array uint8 [H, W, 3] or [H, W], or a
@@ -118,11 +121,6 @@ def encode_png(image: Image.Image) -> bytes:
     return content.getvalue()
 
 
-def encode_planes(pixels: NDArray[np.uint8]) -> bytes:
-    """Returns pixels [3, H, W] as a PNG."""
-    return encode_png(Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))))
-
-
 def require_list(values: Any, what: str) -> Sequence[Any]:
     """Returns the values as a list. Raises InputError for a single one."""
     arrays = (np.ndarray, torch.Tensor)
@@ -131,3 +129,37 @@ def require_list(values: Any, what: str) -> Sequence[Any]:
     if single and not (isinstance(values, arrays) and values.ndim == 4):
         raise InputError(f"{what}: expected a list, got a single {type(values).__name__}")
     return list(values)
+
+
+def without_words(count: int, good: Sequence[int]) -> dict[int, Reason]:
+    """Returns which of ``count`` texts are not among the ``good`` ones, which have a word."""
+    return dict.fromkeys(sorted(set(range(count)) - set(good)), Reason.NO_TEXT)
+
+
+def warn_faults(what: str, faults: dict[int, Reason]) -> None:
+    """Warns about inputs without a result: their number, the reasons and the first ones.
+
+    ``what`` is the noun in the singular, "image" or "text".
+    """
+    if not faults:
+        return
+    counts = reason_counts(Counter(faults.values()))
+    first = ", ".join(map(str, sorted(faults)[:5]))
+    warn(
+        f"{format_count(len(faults), what)} without a result ({counts}), NaN instead: {first}"
+        f"{' and others' if len(faults) > 5 else ''}"
+    )
+
+
+def warn(message: str) -> None:
+    """Warns with the line of the caller outside of this package.
+
+    A line inside the package does not help the user, and Python prints the same text at the same
+    line only once.
+    """
+    frame, level, package_level = sys._getframe().f_back, 2, 1
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "vlmill":
+            package_level = level
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=package_level + 1)

@@ -1,14 +1,12 @@
 """Computes what ``vlmill.load`` and the service give: a checkpoint for raw images and strings.
 
-I images, T texts, D width of the vectors. Images are written to a table of images and, for models
-that read regions, a table of regions, in a temporary folder. The code of ``extract-rois run`` and
-``train-vl evaluate`` then reads and scores them, so the numbers are the same.
+I images, T texts, D width of the vectors. The functions of ``extract-rois run`` and ``train-vl
+evaluate`` detect and score the images, which stay in memory, so the numbers are the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,29 +16,23 @@ import torch
 from numpy.typing import NDArray
 
 from vlmill.extract.weights import resolve_weights
-from vlmill.inference.input_checks import warn, warn_faults, without_words
 from vlmill.inference.load.answering import (
-    ANSWER,
-    CLASSIFY,
-    ENTAIL,
-    GROUND,
-    AnswerTask,
-    Classes,
-    Grounded,
-    answer_questions,
-    classify_texts,
-    ground_expressions,
-    required_inputs,
+    TaskOutput,
+    hold_examples,
+    open_head,
 )
 from vlmill.inference.load.detector import RegionDetector, open_recorded_detector
-from vlmill.inference.load.images import ImageLike, encode_planes, read_image_bytes, require_list
+from vlmill.inference.load.images import (
+    ImageLike,
+    read_image_bytes,
+    require_list,
+    warn,
+    warn_faults,
+    without_words,
+)
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
-from vlmill.inference.search.queries import write_images
-from vlmill.runtime.console.progress import without_progress
-from vlmill.runtime.files.atomic import temporary_folder
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.readers.images import ImageReader
-from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.readers.held import HeldImages, HeldRegions
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
@@ -48,31 +40,36 @@ from vlmill.train.checkpoints.named import DETECTOR, resolve_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import get_global_widths
-from vlmill.train.loading.images.crop import evaluation_image
+from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
+from vlmill.train.loading.vocabulary import SPECIALS, encode_texts
 from vlmill.train.settings.parts import Feeding
-from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
+from vlmill.train.tasks.batches import in_parts
+from vlmill.train.tasks.evaluating.model import TaskModel
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
     find_feeding,
     longest_text,
     select_ranking,
 )
-from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages, RegionImages, load_pixels
+from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
-IMAGES_AT_ONCE = 256  # images with regions in the temporary folder: 0.4 MB each at 100 x 2048
+IMAGES_AT_ONCE = 256  # images with regions in memory: 0.4 MB each at 100 x 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
-    """Holds images as tables, named by their numbers; ``faults`` are the images without a row."""
+class HeldInputs:
+    """Holds images and, if a model reads them, their regions: the ``rows`` of the images in what
+    the model reads, and the ``faults`` of those without one.
+    """
 
-    images: RegionImages | PixelImages
-    good: list[str]
+    images: HeldImages
+    regions: HeldRegions | None
+    rows: dict[str, int]
     faults: dict[str, Reason]
 
 
@@ -92,6 +89,7 @@ class LoadedModel:
     decode: DecodePixels = evaluation_image
     workers: int = 0  # processes that decode images for the detector
     _warned: set[str] = field(default_factory=set)
+    _heads: dict[str, TaskModel] = field(default_factory=dict)  # that were opened, by task
 
     def open_detector(self) -> None:
         """Opens the detector of a model that reads regions, which otherwise the first image does.
@@ -146,20 +144,25 @@ class LoadedModel:
             dict[int, Reason](),
         )
         for start in range(0, len(contents), IMAGES_AT_ONCE):
-            with self._tables(contents[start : start + IMAGES_AT_ONCE]) as tables:
-                good_ones = [(name, *positions[start + int(name)]) for name in tables.good]
-                for request, request_entries in groupby(good_ones, lambda entry: entry[1]):
-                    names, _, rows = zip(*request_entries, strict=True)
-                    logits = match_scores(
-                        scorer,
-                        tokens[request][0],
-                        names,
-                        tables.images,
-                        device=self.device,
-                        batch_size=self.batch_size,
-                    )
-                    scores[request][np.ix_(rows, tokens[request][1])] = logits
-                faults |= {start + int(name): why for name, why in tables.faults.items()}
+            block = contents[start : start + IMAGES_AT_ONCE]
+            held = self.hold(
+                {str(start + index): data for index, data in enumerate(block)}, self.feeding
+            )
+            fed = self.feed(held.regions or held.images)
+            unread = {name: why for name in held.rows if (why := fed.fault(name)) is not None}
+            good_ones = [(name, *positions[int(name)]) for name in held.rows if name not in unread]
+            for request, request_entries in groupby(good_ones, lambda entry: entry[1]):
+                names, _, rows = zip(*request_entries, strict=True)
+                logits = match_scores(
+                    scorer,
+                    tokens[request][0],
+                    names,
+                    fed,
+                    device=self.device,
+                    batch_size=self.batch_size,
+                )
+                scores[request][np.ix_(rows, tokens[request][1])] = logits
+            faults |= {int(name): why for name, why in (held.faults | unread).items()}
         warn_faults("image", faults)
         return scores
 
@@ -184,72 +187,54 @@ class LoadedModel:
         )
         return vectors
 
-    def answer_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[str | InputError]:
-        """Answers questions, each about its image, with the most likely of the checkpoint's
-        answers; an error replaces a failed answer.
-        """
-        return self.run_task(ANSWER, answer_questions, requests)
-
-    def ground_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[Grounded | InputError]:
-        """Returns the boxes that each expression refers to in its image, the best first; an error
-        replaces a failed one.
-        """
-        return self.run_task(GROUND, ground_expressions, requests)
-
-    def classify_each(
-        self, requests: Sequence[tuple[ImageLike, str]]
-    ) -> list[Classes | InputError]:
-        """Returns the classes of images with texts, which may be empty; an error replaces a failed
-        one.
-        """
-        predict = partial(classify_texts, CLASSIFY)
-        return self.run_task(CLASSIFY, predict, requests, needs_text=False)
-
-    def entail_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[Classes | InputError]:
-        """Returns whether each image entails its statement; an error replaces a failed one."""
-        return self.run_task(ENTAIL, partial(classify_texts, ENTAIL), requests)
-
     def run_task(
         self,
         task: str,
-        predict: Callable[
-            [AnswerTask, Path, Mapping[str, str], Mapping[str, str]], Mapping[str, Result]
-        ],
+        read: Callable[[TaskOutput], Result],
         requests: Sequence[tuple[ImageLike, str]],
-        *,
-        needs_text: bool = True,
     ) -> list[Result | InputError]:
-        """Answers questions, each about its image, with the head of ``task``."""
-        feeding, longest = required_inputs(self.loaded, task)
-        errors = dict[int, InputError]()
-        for index, (_, text) in enumerate(requests):
-            if not self.tokens([text], longest)[1] and needs_text:
-                errors[index] = InputError(f"{text!r} has no word; give a text with one")
-        if len(errors) == len(requests):
-            return list(errors.values())
-        with temporary_folder() as folder, without_progress():
-            contents = [
-                b"" if index in errors else read_image_bytes(image)
-                for index, (image, _) in enumerate(requests)
-            ]
-            faults = self.write_tables(contents, folder, feeding)
-            names = [str(index) for index in range(len(requests)) if index not in errors]
-            texts = {name: requests[int(name)][1] for name in names if name not in faults}
-            tables = {name: str(folder / name) for name in ("images", "regions")}
-            there = {name: path for name, path in tables.items() if Path(path).is_dir()}
-            answer_task = AnswerTask(
-                loaded=self.loaded, device=str(self.device), labels=self.labels
-            )
-            results = predict(answer_task, folder, texts, there) if texts else {}
-        for name in names:
-            if name not in results:
-                why = faults.get(name, "no reason is known")
-                unread = f"the image has no result: {why}; give another image"
-                errors[int(name)] = InputError(unread)
-        return [
-            errors[index] if index in errors else results[str(index)]
-            for index in range(len(requests))
-        ]
+        """Returns what ``read`` makes of the predictions of the head of ``task`` for texts, each
+        about its image; an error replaces a failed one.
+
+        Raises InputError for a checkpoint without the head.
+        """
+        if task not in self._heads:
+            self._heads[task] = open_head(self.loaded, task, self.labels, self.device)
+        model = self._heads[task]
+        examples, texts = model.task.examples(""), [text for _, text in requests]
+        tokens, worded = self.tokens(texts, model.max_tokens)
+        results = dict[int, Result | InputError]()
+        faults = dict[str, Reason]()
+        rows = list(range(len(texts))) if examples.takes_wordless else worded
+        for block in in_parts(rows, IMAGES_AT_ONCE):
+            contents = {str(row): read_image_bytes(requests[row][0]) for row in block}
+            held = self.hold(contents, model.stage.feeding, takes_empty=examples.takes_empty)
+            faults |= held.faults
+            chosen = {name: (texts[int(name)], tokens[int(name)]) for name in held.rows}
+            samples = hold_examples(model, examples, chosen, held.rows)
+            batches = model.make_batches(samples, held.regions, held.images, self.decode)
+            for part in in_parts(list(range(len(chosen))), self.batch_size):
+                predictions, undecodable = model.predict(batches, part)
+                faults |= {fault.pair_id: fault.reason for fault in undecodable}
+                for prediction in predictions:
+                    output = TaskOutput(model=model, batches=batches, prediction=prediction)
+                    results[int(samples.pair_id(prediction.row))] = read(output)
+        for row, text in enumerate(texts):
+            if row not in rows:
+                results[row] = InputError(f"{text!r} has no word; give a text with one")
+            elif row not in results:
+                why = faults[str(row)]
+                results[row] = InputError(f"the image has no result: {why}; give another image")
+        return [results[row] for row in range(len(texts))]
+
+    def run_one(
+        self, task: str, read: Callable[[TaskOutput], Result], image: ImageLike, text: str
+    ) -> Result:
+        """Returns the only result of :meth:`run_task`. Raises the error that replaces it."""
+        (result,) = self.run_task(task, read, [(image, text)])
+        if isinstance(result, InputError):
+            raise result
+        return result
 
     @cached_property
     def feeding(self) -> Feeding:
@@ -298,74 +283,44 @@ class LoadedModel:
         faults = dict[int, Reason]()
         for start in range(0, len(contents), IMAGES_AT_ONCE):
             block = contents[start : start + IMAGES_AT_ONCE]
-            with temporary_folder() as folder:
-                write_images(folder, block)
-                embedded = image_vectors(
-                    self.loaded.model,
-                    [str(index) for index in range(len(block))],
-                    PixelImages(ImageReader(folder), self.feeding, self.decode),
-                    device=self.device,
-                    batch_size=self.batch_size,
-                )
+            named = {str(start + index): data for index, data in enumerate(block)}
+            embedded = image_vectors(
+                self.loaded.model,
+                list(named),
+                PixelImages(HeldImages(named), self.feeding, self.decode),
+                device=self.device,
+                batch_size=self.batch_size,
+            )
             for name, vector in embedded.vectors.items():
-                vectors[start + int(name)] = vector
-            faults |= {start + int(name): why for name, why in embedded.faults.items()}
+                vectors[int(name)] = vector
+            faults |= {int(name): why for name, why in embedded.faults.items()}
         warn_faults("image", faults)
         return vectors
 
-    @contextmanager
-    def _tables(self, contents: Sequence[bytes]) -> Iterator[Tables]:
-        """Yields the images as the tables that the model reads, while the block runs."""
-        names = [str(index) for index in range(len(contents))]
-        with temporary_folder() as folder:
-            faults = self.write_tables(contents, folder)
-            images: RegionImages | PixelImages
-            if self.feeding.kind == "pixels":
-                images = PixelImages(ImageReader(folder / "images"), self.feeding)
-            else:
-                has_global_features = bool(get_global_widths(body_config(self.loaded)))
-                reader = RegionReader(folder / "regions")
-                images = RegionImages(reader, self.feeding, global_features=has_global_features)
-            faults |= images.missing([name for name in names if name not in faults])
-            left = [name for name in names if name not in faults]
-            faults |= {name: why for name in left if (why := images.fault(name)) is not None}
-            good = [name for name in names if name not in faults]
-            yield Tables(images=images, good=good, faults=faults)
+    def feed(self, images: HeldImages | HeldRegions) -> PixelImages | RegionImages:
+        """Returns images or regions as the model reads them with texts."""
+        if isinstance(images, HeldImages):
+            return PixelImages(images, self.feeding, self.decode)
+        has_global_features = bool(get_global_widths(body_config(self.loaded)))
+        return RegionImages(images, self.feeding, global_features=has_global_features)
 
-    def write_tables(
-        self, contents: Sequence[bytes], folder: Path, feeding: Feeding | None = None
-    ) -> dict[str, Reason]:
-        """Writes the tables of images and, if the model reads them, of regions; returns the images
-        that the detector could not read. ``feeding`` is the task's; default: that of pairs.
+    def hold(
+        self, contents: Mapping[str, bytes], feeding: Feeding, *, takes_empty: bool = False
+    ) -> HeldInputs:
+        """Returns encoded images and, if ``feeding`` reads them, the detector's regions. Images
+        without a region are faults unless the model ``takes_empty``.
         """
-        feeding = feeding or self.feeding
-        if feeding.kind == "pixels":
-            return self._write_pixels(contents, folder / "images", feeding.image_size)
-        write_images(folder / "images", contents)
-        return self._regions.write_regions(folder / "images", folder / "regions")
-
-    def _write_pixels(
-        self, contents: Sequence[bytes], folder: Path, size: int
-    ) -> dict[str, Reason]:
-        """Writes a table of images at the size that the model sees, each decoded once; returns the
-        unreadable ones.
-        """
-        faults, pixels = dict[str, Reason](), list[bytes]()
-        for index, data in enumerate(contents):
-            image = load_pixels(data, str(index), size, self.decode)
-            if isinstance(image, Reason):
-                faults[str(index)] = image
-            pixels.append(b"" if isinstance(image, Reason) else encode_planes(image))
-        write_images(folder, pixels)
-        return faults
-
-
-def unwrap_result(results: Sequence[Result | InputError]) -> Result:
-    """Returns the only result. Raises the error that replaces it."""
-    (result,) = results
-    if isinstance(result, InputError):
-        raise result
-    return result
+        images = HeldImages(contents)
+        if not feeding.has_regions:
+            rows = {name: row for row, name in enumerate(contents)}
+            return HeldInputs(images=images, regions=None, rows=rows, faults={})
+        regions, faults = self._regions.find_regions(contents)
+        rows = {name: row for row, name in enumerate(regions.index.ids())}
+        if not takes_empty:
+            counts = regions.box_counts()
+            faults |= {name: Reason.NO_BOXES for name, row in rows.items() if not counts[row]}
+        rows = {name: row for name, row in rows.items() if name not in faults}
+        return HeldInputs(images=images, regions=regions, rows=rows, faults=faults)
 
 
 def split_rows(values: Floats, owners: Sequence[Sequence[Any]]) -> list[Floats]:

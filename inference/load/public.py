@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vlmill.inference.load.answering import Classes, Grounded
+from vlmill.inference.load.answering import (
+    ANSWER,
+    CLASSIFY,
+    ENTAIL,
+    GROUND,
+    Classes,
+    Grounded,
+    read_answer,
+    read_boxes,
+    read_classes,
+)
 from vlmill.inference.load.explaining import Explanation, explain_image
-from vlmill.inference.load.model import Floats, LoadedModel, unwrap_result
+from vlmill.inference.load.model import Floats, LoadedModel
 
 if TYPE_CHECKING:
     from vlmill.inference.load.images import ImageLike
@@ -87,7 +97,7 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for VQA, for an image that
         cannot be read, and for a question without a word.
         """
-        return unwrap_result(self._engine.answer_each([(image, question)]))
+        return self._engine.run_one(ANSWER, read_answer, image, question)
 
     def ground(self, image: ImageLike, expression: str) -> Grounded:
         """Returns the detector's boxes that an expression refers to in an image, the best first.
@@ -96,7 +106,7 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for an
         image that cannot be read, and for an expression without a word.
         """
-        return unwrap_result(self._engine.ground_each([(image, expression)]))
+        return self._engine.run_one(GROUND, read_boxes, image, expression)
 
     def classify(self, image: ImageLike, text: str = "") -> Classes:
         """Returns the classes of an image, or of an image with a text.
@@ -105,7 +115,7 @@ class Pretrained:
         ``probabilities``, a dict of every class, the likeliest first. Raises InputError for a
         checkpoint that was not fine-tuned for classification, and for an image that cannot be read.
         """
-        return unwrap_result(self._engine.classify_each([(image, text)]))
+        return self._engine.run_one(CLASSIFY, read_classes, image, text)
 
     def entail(self, image: ImageLike, statement: str) -> Classes:
         """Returns whether an image entails a statement, as :meth:`classify` does: the classes are
@@ -114,7 +124,7 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for entailment, for an image that
         cannot be read, and for a statement without a word.
         """
-        return unwrap_result(self._engine.entail_each([(image, statement)]))
+        return self._engine.run_one(ENTAIL, read_classes, image, statement)
 
     def explain(self, image: ImageLike, text: str = "") -> Explanation:
         """Shows which regions of an image a score rests on, by removing each of them (occlusion,

@@ -1,4 +1,4 @@
 """Uploads a checkpoint to the Hugging Face hub (``train-vl push``).
 
-Reading order: ``command``, ``card`` (the model card), ``upload``.
+Reading order: ``command``, ``upload`` (and the model card).
 """

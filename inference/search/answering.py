@@ -15,9 +15,8 @@ import numpy as np
 from markupsafe import Markup
 
 from vlmill.inference.search.index import SearchIndex, open_index, save_index
-from vlmill.inference.search.indexing import change_index, index_vectors
+from vlmill.inference.search.indexing import SearchOptions, change_index, index_vectors
 from vlmill.inference.search.items import ItemIndex, encode_columns, mask_rows
-from vlmill.inference.search.options import SearchOptions
 from vlmill.inference.search.queries import AnsweredQuery, Query, load_query_encoder, table_queries
 from vlmill.inference.search.reranking import Reranker, open_reranker
 from vlmill.inference.search.table import get_row_key

@@ -369,7 +369,7 @@ def run_search(args: argparse.Namespace) -> int:
     if args.queries is not None:
         find_shards(args.queries, VECTORS, "--queries")
     from vlmill.inference.search.answering import search
-    from vlmill.inference.search.options import SearchOptions
+    from vlmill.inference.search.indexing import SearchOptions
 
     names = {field.name for field in fields(SearchOptions)}
     values = {n: v for n, v in vars(args).items() if n in names}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
+from vlmill.inference.search.table import IMAGE, PAIR, TEXT
 from vlmill.models import VARIANTS
 from vlmill.models.registry import get_variant
 from vlmill.runtime.files.digests import file_input, table_input
@@ -20,9 +20,10 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import get_global_widths
+from vlmill.train.loading.vocabulary import Texts, encode_texts
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.settings.parts import Feeding
-from vlmill.train.tasks.retrieval.candidates import LoadedPairs, Texts, encode_texts, read_pairs
+from vlmill.train.tasks.retrieval.candidates import LoadedPairs, read_pairs
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
     find_feeding,

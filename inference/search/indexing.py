@@ -4,8 +4,8 @@ Adding and removing rows does not train the index again. The recall is measured 
 because vectors unlike those of the training may lower it. N rows, P the width of a vector.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from vlmill.inference.search.building import (
     measured_index,
 )
 from vlmill.inference.search.index import Mask, SearchIndex, flat_part
-from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
-from vlmill.inference.search.options import SearchOptions
 from vlmill.inference.search.table import (
     ABOUT,
+    IMAGE,
+    PAIR,
+    TEXT,
     Matrix,
     Vectors,
     count_kinds,
@@ -40,6 +41,39 @@ from vlmill.runtime.readers.row_index import ABSENT, IdIndex
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import PAIRS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Holds the options of ``train-vl search``."""
+
+    index: Path | None = None
+    vectors: str | None = None
+    of: str | None = None
+    type: str = "flat"
+    effort: int | None = None
+    columns: Sequence[str] = ()
+    columns_from: str | None = None
+    neighbours: int | None = None
+    append: str | None = None
+    delete: str | None = None
+    save_index: Path | None = None
+    text: Sequence[str] = ()
+    image: Sequence[str] = ()
+    item: Sequence[str] = ()
+    where: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    queries: str | None = None
+    top: int = 10
+    rerank: int | None = None
+    reranker: Path | None = None
+    regions: str | None = None
+    images: str | None = None
+    output: Path | None = None
+    checkpoint: Path | None = None
+    device: str = "cpu"
+    search_device: str = "cpu"
+    threads: int | None = None
+
 
 KEYS = ("image_id", "pair_id")
 MOST_COLUMNS = 64

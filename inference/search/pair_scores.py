@@ -20,7 +20,7 @@ from vlmill.inference.search.embedding_inputs import (
     collect_settings,
     open_embedding,
 )
-from vlmill.inference.search.kinds import PAIR
+from vlmill.inference.search.table import PAIR
 from vlmill.inference.search.vectors import find_row_fault
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.progress import Progress

@@ -14,22 +14,25 @@ from numpy.typing import NDArray
 
 from vlmill.inference.search.embedding_inputs import find_embedding_mode, weights_digest
 from vlmill.inference.search.index import SearchIndex
-from vlmill.inference.search.kinds import IMAGE, TEXT
-from vlmill.inference.search.table import Vectors, count_kinds, get_row_key, read_vectors
+from vlmill.inference.search.table import (
+    IMAGE,
+    TEXT,
+    Vectors,
+    count_kinds,
+    get_row_key,
+    read_vectors,
+)
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.files.atomic import temporary_folder
-from vlmill.runtime.files.shards import write_shard
-from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.held import HeldImages
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.plurals import format_count
-from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.images.crop import evaluation_image
-from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
+from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
+from vlmill.train.loading.vocabulary import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
-from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages
+from vlmill.train.tasks.retrieval.inputs import PixelImages
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 QUERIES = 1_024  # queries per block
@@ -99,37 +102,24 @@ class QueryEncoder:
 
     def images(self, contents: Mapping[str, bytes]) -> list[Query]:
         """Encodes images by their names; an unreadable one becomes a query with an error."""
-        names = list(contents)
-        with temporary_folder() as folder:
-            write_images(folder, list(contents.values()))
-            images = PixelImages(ImageReader(folder), find_feeding(self.loaded), self.decode)
-            numbers = [str(number) for number in range(len(names))]
-            embedded = image_vectors(
-                self.loaded.model,
-                numbers,
-                images,
-                device=device_named(self.device),
-                batch_size=self.batch_size,
-            )
+        numbered = {str(number): content for number, content in enumerate(contents.values())}
+        embedded = image_vectors(
+            self.loaded.model,
+            list(numbered),
+            PixelImages(HeldImages(numbered), find_feeding(self.loaded), self.decode),
+            device=device_named(self.device),
+            batch_size=self.batch_size,
+        )
         return [
             Query(
                 kind=IMAGE,
                 name=name,
                 vector=embedded.vectors.get(number),
                 error=embedded.faults.get(number),
-                content=contents[name],
+                content=content,
             )
-            for name, number in zip(names, numbers, strict=True)
+            for name, (number, content) in zip(contents, numbered.items(), strict=True)
         ]
-
-
-def write_images(folder: Path, contents: Sequence[bytes]) -> None:
-    """Writes encoded images as a table of images, named by their numbers from 0."""
-    empty = dict.fromkeys(IMAGES.schema.names)
-    rows = [
-        {**empty, "image_id": str(number), "bytes": data} for number, data in enumerate(contents)
-    ]
-    write_shard(folder, IMAGES, rows)
 
 
 def load_query_encoder(

@@ -16,8 +16,8 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import get_global_widths
+from vlmill.train.loading.vocabulary import SPECIALS, encode_texts
 from vlmill.train.settings.parts import Feeding
-from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
     find_feeding,

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from vlmill.inference.search.kinds import IMAGE
 from vlmill.runtime.files.listed import CHECKS
 from vlmill.runtime.files.reading import (
     find_shards,
@@ -25,6 +24,7 @@ from vlmill.runtime.files.reading import (
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import VECTORS
 
+IMAGE, TEXT, PAIR = "image", "text", "pair"  # kinds of vectors: the values of that column
 Matrix = NDArray[np.float32]
 NAMED = ("checkpoint", "weights_sha256", "variant", "way")  # of a shard's producer
 MAX_WIDTH = 1 << 20  # of a vector; models have some hundreds

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from vlmill.inference.search.embedding_inputs import EmbeddingSetup, Part
-from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
+from vlmill.inference.search.table import IMAGE, PAIR, TEXT
 from vlmill.runtime.files.shards import FINITE
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import VECTORS
-from vlmill.train.tasks.retrieval.candidates import SPECIALS, Pair, Rejects
+from vlmill.train.loading.vocabulary import SPECIALS
+from vlmill.train.tasks.retrieval.candidates import Pair, Rejects
 from vlmill.train.tasks.retrieval.inputs import PixelImages, text_batches
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import Advance, ignore_progress, make_scorer

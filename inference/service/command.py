@@ -144,8 +144,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
     index = None
     if args.index is not None:
-        from vlmill.inference.service.captions import Captions
-        from vlmill.inference.service.served_index import ServedIndex
+        from vlmill.inference.service.served_index import Captions, ServedIndex
 
         captions = None if args.pairs is None else Captions(args.pairs)
         index = ServedIndex(

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from vlmill.inference.load import answering
 from vlmill.inference.load.detector import RANDOM
+from vlmill.inference.load.explaining import measure_region_effects, reads_regions
 from vlmill.inference.load.model import Floats, LoadedModel, load_pretrained, split_rows
-from vlmill.inference.load.region_weights import measure_region_effects, reads_regions
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.inference.search.index import read_settings
 from vlmill.inference.search.queries import Query, QueryEncoder, require_weights
@@ -54,7 +54,7 @@ from vlmill.train.tasks.retrieval.vectors import MOST_THREADS
 
 WORKERS = 1  # processes per device, if a detector reads the images
 Pixels = NDArray[np.uint8]
-Task = tuple[bytes, str, int]
+Task = tuple[bytes | None, str, int]
 
 
 class PixelDecoder:
@@ -65,7 +65,7 @@ class PixelDecoder:
         self._pool = BoundedPool[Task, Pixels | Rejected](workers, start_decoding)
         self._pool.begin()  # starts the processes before the first request
 
-    def __call__(self, data: bytes, image_id: str, size: int) -> Pixels:
+    def __call__(self, data: bytes | None, image_id: str, size: int) -> Pixels:
         """Returns the full image at S x S, uint8 [3, S, S]. Raises UndecodableImage."""
         try:
             result = self._pool.call((data, image_id, size))
@@ -258,19 +258,18 @@ def vectors(rows: Floats) -> list[list[float | None] | None]:
 
 def answer(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Answers questions about their images."""
-    results = model.answer_each([(item.images[0], item.texts[0]) for item in questions])
+    requests = [(item.images[0], item.texts[0]) for item in questions]
+    results = model.run_task(answering.ANSWER, answering.read_answer, requests)
     unread = NoAnswer(
         reason="unreadable", message="the image cannot be read, or the question has no word"
     )
     return [unread if isinstance(item, InputError) else {"answer": item} for item in results]
 
 
-def classify(
-    find: Callable[[Sequence[tuple[bytes, str]]], Sequence[answering.Classes | InputError]],
-    questions: Sequence[Question],
-) -> list[Answer]:
+def classify(model: LoadedModel, task: str, questions: Sequence[Question]) -> list[Answer]:
     """Finds the classes of images with their texts."""
-    results = find([(item.images[0], item.texts[0]) for item in questions])
+    requests = [(item.images[0], item.texts[0]) for item in questions]
+    results = model.run_task(task, answering.read_classes, requests)
     unread = NoAnswer(
         reason="unreadable", message="the image cannot be read, or the statement has no word"
     )
@@ -285,8 +284,8 @@ def classify(
 # The methods of a checkpoint that was fine-tuned for a task.
 TASKS: dict[str, Callable[[LoadedModel], dict[str, Method]]] = {
     answering.ANSWER: lambda model: {ANSWER: partial(answer, model)},
-    answering.CLASSIFY: lambda model: {CLASSIFY: partial(classify, model.classify_each)},
-    answering.ENTAIL: lambda model: {ENTAIL: partial(classify, model.entail_each)},
+    answering.CLASSIFY: lambda model: {CLASSIFY: partial(classify, model, answering.CLASSIFY)},
+    answering.ENTAIL: lambda model: {ENTAIL: partial(classify, model, answering.ENTAIL)},
 }
 
 

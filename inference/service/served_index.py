@@ -9,31 +9,68 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from fastapi import Response
 from numpy.typing import NDArray
 
 from vlmill.inference.search.index import MEASURED_TOP, SETTINGS, SearchIndex, open_index
 from vlmill.inference.search.items import Hit, ItemIndex, Lookup, encode_text
-from vlmill.inference.service.captions import Captions
 from vlmill.inference.service.questions import SIMILAR, Question
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.readers.row_index import ABSENT, IdIndex
 from vlmill.runtime.service.logs import log
 from vlmill.runtime.service.metrics import Metrics
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import PAIRS
 
 QUICK_SECONDS = 0.002  # of a search that is run immediately
 FEW = 100  # results, with the omitted ones
 AT_ONCE = 64  # requests that are searched together
 SHOWN = ("type", "vectors", "of", "width", "variant", "recall_at_10", "recall_of_queries")
+BATCH_ROWS = 65_536  # of pairs
+
+
+class Captions:
+    """Holds the captions of a table of pairs by image: their bytes, the ids, and 16 bytes a pair.
+
+    Raises InputError for a table without a caption of an image.
+    """
+
+    def __init__(self, pairs: str | Path, flag: str = "--pairs") -> None:
+        ids, texts = list[pa.Array](), list[pa.Array]()
+        columns = ["image_id", "text"]
+        for batch in iter_batches(pairs, PAIRS, columns=columns, batch_rows=BATCH_ROWS, flag=flag):
+            rows = batch.filter(pc.is_valid(batch.column("image_id")))
+            ids.append(rows.column("image_id").cast(pa.large_string()))
+            texts.append(rows.column("text").cast(pa.large_string()))
+        if not sum(map(len, ids)):
+            raise InputError(f"{flag} {pairs}: no row has an image; give a table of pairs")
+        self._index, self._texts = IdIndex(pa.concat_arrays(ids)), pa.concat_arrays(texts)
+
+    def add_to(self, answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns rows of search results with a ``caption`` if they have an image and no text.
+
+        An image with several captions gets the first one of the table.
+        """
+        ids = [str(row.get("image_id", "")) for row in answers]
+        numbers = self._index.find(ids)
+        return [
+            {**row, "caption": self._texts[int(number)].as_py()}
+            if number != ABSENT and "text" not in row
+            else dict(row)
+            for row, number in zip(answers, numbers, strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,5 +1,4 @@
 """Prints the contents of a run or a checkpoint (``train-vl show``) without loading a model.
 
-Reading order: ``command`` (arguments), ``folder`` (reads DIR), ``lines`` (the printed text) and
-``rejects``.
+Reading order: ``command`` (arguments), ``folder`` (reads DIR) and ``lines`` (the printed text).
 """

@@ -45,9 +45,8 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 def run_show(args: argparse.Namespace) -> int:
     """Prints DIR; exit status 1 if ``--lineage`` finds an input that is changed or missing."""
     # pyarrow takes a while to load, so it is not needed for a help text.
-    from vlmill.inference.show.folder import read_folder
+    from vlmill.inference.show.folder import print_rejects, read_folder
     from vlmill.inference.show.lines import summary_lines
-    from vlmill.inference.show.rejects import print_rejects
     from vlmill.runtime.console.lineage import format_lines, lineage, mismatches
 
     if args.rejects:

@@ -8,13 +8,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.lineage import read_record
 from vlmill.runtime.files.checkpoints import CHECKPOINTS
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
+from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json, read_json
+from vlmill.schemas.rejects import format_rejects
+from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, find_checkpoint, saved_steps
 
 RECIPE, LOG, METRICS = "recipe.yaml", "log.jsonl", "metrics.json"
@@ -145,3 +149,17 @@ def last_line(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path}: its last line is not JSON ({error})") from None
     return line if isinstance(line, dict) else {}
+
+
+COLUMNS = ("reason", "stage", "key", "detail")
+
+
+def print_rejects(folder: str | Path) -> None:
+    """Prints the rejects in ``folder`` separated by tabs, and their counts on standard error.
+
+    Raises InputError for a folder without a table of rejects.
+    """
+    for batch in iter_batches(folder, REJECTS, columns=COLUMNS, flag="DIR"):
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            print("\t".join(" ".join((value or "").split()) for value in row))
+    print_status(f"{folder}: {format_rejects(reject_counts(folder))}")

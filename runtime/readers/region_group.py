@@ -1,6 +1,6 @@
 """Reads one row group of a regions shard: small columns as arrays, large ones by their position."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ LISTS: dict[str, np.dtype[Any]] = {
     "attribute_ids": np.dtype(np.int16),
     "attribute_scores": np.dtype(np.float32),
 }
+Places = dict[str, tuple[list[int], list[int]]]  # offsets and sizes of a column's bytes in a file
 COLUMNS = (*region_rows.PER_BOX, "global_feature")
 SCORES = ("class_scores", "attribute_scores")
 
@@ -43,49 +44,36 @@ class _List:
 
 
 class RegionGroup:
-    """Holds a row group of shard ``shard_number``, with the small columns read.
+    """Holds a row group of regions, with the small columns read.
 
-    ``arrays`` is the shard's metadata of binary columns.
+    ``table`` has the small columns, and the binary ones whose bytes are not at ``places`` in the
+    ``shard`` of number ``shard_number``: their offsets and sizes. ``arrays`` is the metadata of the
+    binary columns. Raises ValueError for boxes without corners.
     """
 
     def __init__(
         self,
-        shards: Sequence[MappedShard],
-        number: int,
-        footer: Footer,
-        group: int,
+        table: pa.Table,
         arrays: dict[str, Any],
+        *,
+        places: Places | None = None,
+        shard: MappedShard | None = None,
+        shard_number: int = 0,
     ) -> None:
-        self.shard_number, self._shard, self._arrays = number, shards[number], arrays
+        self.shard_number, self._shard, self._arrays = shard_number, shard, arrays
+        self._path = "the regions" if shard is None else str(shard.path)
         self._kinds: dict[str, tuple[np.dtype[Any], int]] = {}
-        with naming_damage(self._shard.path):
-            self._read(footer, group)
-
-    def _read(self, footer: Footer, group: int) -> None:
-        self._places: dict[str, tuple[list[int], list[int]]] = {}
-        copied = []
-        for name in BINARY:
-            byte_ranges = footer.byte_ranges.find_ranges(group, name)
-            if byte_ranges is None:
-                copied.append(name)
-            else:
-                self._places[name] = (byte_ranges.offsets.tolist(), byte_ranges.sizes.tolist())
-        columns = [*SMALL, *copied]
-        # Starting threads takes longer than reading the small columns.
-        table = footer.file.read_row_group(group, columns=columns, use_threads=bool(copied))
-        table = table.combine_chunks()
-        arrays = {
+        self._places = places or {}
+        columns = {
             name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
             for name, column in zip(table.column_names, table.columns, strict=True)
         }
-        if any(breaks_contract(arrays[name], field) for name, field in CHECKED.items()):
-            check_values(self._shard.path, table, REGIONS)
-        self._copied = {name: arrays[name] for name in copied}
+        self._copied = {name: columns[name] for name in BINARY if name in columns}
         self.num_rows = table.num_rows
-        self._ids: list[str] = arrays["image_id"].to_pylist()
-        self._sizes = {name: arrays[name].to_pylist() for name in ("width", "height", "num_boxes")}
-        self._lists = {name: _list(arrays[name], kind) for name, kind in LISTS.items()}
-        boxes = arrays["boxes"]
+        self._ids: list[str] = columns["image_id"].to_pylist()
+        self._sizes = {name: columns[name].to_pylist() for name in ("width", "height", "num_boxes")}
+        self._lists = {name: _list(columns[name], kind) for name, kind in LISTS.items()}
+        boxes = columns["boxes"]
         corners = boxes.values.flatten().to_numpy(zero_copy_only=False).reshape(-1, 4)
         starts: list[int] = boxes.offsets.to_pylist()
         if starts and starts[-1] > len(corners):
@@ -149,7 +137,7 @@ class RegionGroup:
         boxes, count = self._boxes[number], self._sizes["num_boxes"][number]
         assert boxes is not None
         if len(boxes) != count:
-            where = f"{self._shard.path}, {self.image_id(number)}"
+            where = f"{self._path}, {self.image_id(number)}"
             raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
         return boxes
 
@@ -165,6 +153,7 @@ class RegionGroup:
         offset, size = offsets[number], sizes[number]
         if size == NULL:
             return None
+        assert self._shard is not None  # it has the places
         if not self._shard.holds(offset, size):
             raise self._shard.misplaced_error(f"{name} of {self.image_id(number)}")
         return offset, size
@@ -175,7 +164,10 @@ class RegionGroup:
             value = self._copied[name][number]
             return np.frombuffer(value.as_buffer(), np.uint8) if value.is_valid else None
         location = self.locate_value(name, number)
-        return None if location is None else self._shard.bytes[location[0] : sum(location)]
+        if location is None:
+            return None
+        assert self._shard is not None
+        return self._shard.bytes[location[0] : sum(location)]
 
     def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
         """Returns a binary column as [count, width] in the type of the metadata for ``like``."""
@@ -200,7 +192,7 @@ class RegionGroup:
         kind, width = self._kind(like)
         if actual != count * width * kind.itemsize:
             raise InputError(
-                f"{self._shard.path}, {self.image_id(number)}: {name} has {actual} bytes, {count} "
+                f"{self._path}, {self.image_id(number)}: {name} has {actual} bytes, {count} "
                 f"boxes x {width} {self._arrays[like]['dtype']} are {count * width * kind.itemsize}"
             )
 
@@ -217,8 +209,29 @@ class RegionGroup:
             self._kinds[name] = kinds[about["dtype"]], int(about["dim"])
             return self._kinds[name]
         except (KeyError, TypeError, ValueError):
-            where = self._shard.path
+            where = self._path
             raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
+
+
+def read_group(
+    shard: MappedShard, shard_number: int, footer: Footer, group: int, arrays: dict[str, Any]
+) -> RegionGroup:
+    """Reads row group ``group`` of a shard. Raises InputError for a damaged file."""
+    with naming_damage(shard.path):
+        places: Places = {}
+        for name in BINARY:
+            byte_ranges = footer.byte_ranges.find_ranges(group, name)
+            if byte_ranges is not None:
+                places[name] = (byte_ranges.offsets.tolist(), byte_ranges.sizes.tolist())
+        columns = [name for name in REGIONS.schema.names if name not in places]
+        # Starting threads takes longer than reading the small columns.
+        threads = len(places) < len(BINARY)
+        table = footer.file.read_row_group(group, columns=columns, use_threads=threads)
+        table = table.combine_chunks()
+        chunks = ((c, field) for name, field in CHECKED.items() for c in table.column(name).chunks)
+        if any(breaks_contract(chunk, field) for chunk, field in chunks):
+            check_values(shard.path, table, REGIONS)
+        return RegionGroup(table, arrays, places=places, shard=shard, shard_number=shard_number)
 
 
 def _list(array: Any, kind: np.dtype[Any]) -> _List:

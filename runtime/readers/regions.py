@@ -19,8 +19,9 @@ from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import read_array_formats, read_producer
 from vlmill.runtime.files.shards import is_marked_finite
+from vlmill.runtime.readers.held import Regions
 from vlmill.runtime.readers.mapped import MappedShard
-from vlmill.runtime.readers.region_group import RegionGroup
+from vlmill.runtime.readers.region_group import RegionGroup, read_group
 from vlmill.runtime.readers.region_rows import (
     PER_BOX,
     RegionRow,
@@ -37,7 +38,7 @@ OPEN_FOOTERS = 64
 UNKNOWN = -1  # state of a row that was not checked for finite numbers
 
 
-class RegionReader(ShardReader):
+class RegionReader(ShardReader, Regions):
     """Reads any row of a regions table, by image_id or by row number in the order of the shards.
 
     ``argument`` is a folder, a file or a glob. Files are memory-mapped: in shards that record the
@@ -96,14 +97,6 @@ class RegionReader(ShardReader):
         """Identifies the detector's weights and conventions; None if the producer gave none."""
         return _fingerprint(self.producer)
 
-    @property
-    def feature_dim(self) -> int:
-        """Returns D, the width of a region's feature."""
-        try:
-            return int(self.arrays["features"]["dim"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{self.paths[0]}: the metadata lacks the features' width") from None
-
     def box_counts(self) -> npt.NDArray[np.int32]:
         """Returns R of each row from the index, without reading rows."""
         return self.index.counts("num_boxes")
@@ -122,37 +115,12 @@ class RegionReader(ShardReader):
         """Returns the row of an image. Raises KeyError if it has none."""
         return self.row(self.index.number(image_id))
 
-    def row(self, number: int) -> RegionRow:
-        """Returns row ``number``; its arrays are read-only views if the file allows it.
-
-        Raises InputError if the file is inconsistent.
-        """
-        group, within = self.locate_row(number)
-        return group.row(within)
-
-    def locate_value(self, name: str, number: int) -> tuple[int, int, int] | None:
-        """Returns the position of a row's bytes of ``features`` or ``class_probs``: shard, offset,
-        size.
-
-        None if they must be copied (compressed shards, or those without positions), or are missing.
-        """
-        group, within = self.locate_row(number)
-        location = group.locate_value(name, within)
-        if location is None:
-            return None
-        return group.shard_number, *location
-
-    def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
-        """Returns a row's stored bytes of a binary column; None if they are missing."""
-        group, within = self.locate_row(number)
-        return group.stored_bytes(name, within)
-
     def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Returns the mapped bytes of a :meth:`locate_value`."""
+        """Returns the mapped bytes of a value that a row's group locates in its shard."""
         return self._shards[shard].bytes[offset : offset + size]
 
     def read_ahead(self, shard: int, offset: int, size: int) -> None:
-        """Asks the system to read the bytes of a :meth:`locate_value` in the background."""
+        """Asks the system to read such bytes in the background."""
         self._shards[shard].read_ahead(offset, size)
 
     def is_finite(self, number: int) -> bool:
@@ -181,7 +149,8 @@ class RegionReader(ShardReader):
         group = self._cache.get(group_index)
         if group is None:
             shard, row_group = self._groups[group_index]
-            group = RegionGroup(self._shards, shard, self._footer(shard), row_group, self.arrays)
+            footer = self._footer(shard)
+            group = read_group(self._shards[shard], shard, footer, row_group, self.arrays)
             self._cache[group_index] = group
             self._cached_rows += group.num_rows
             while self._cached_rows > self._limit and len(self._cache) > 1:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.behaviour.test_end_to_end import batches as end_to_end_batches
 from tests.behaviour.test_end_to_end import tiny, write_rows
-from tests.factories import caption, write_photographs
+from tests.factories import caption, find_value, write_photographs
 from tests.train.run.test_job import Killed, assert_same_run, kill_at
 
 from vlmill.models import VARIANTS
@@ -58,7 +58,7 @@ def test_features_that_are_not_finite_stop_before_an_update(
 ) -> None:
     tables.write(8)
     path = next(Path(tables.regions).glob("*.parquet"))
-    _, offset, _ = RegionReader(tables.regions).locate_value("features", 3) or (0, 0, 0)
+    _, offset, _ = find_value(RegionReader(tables.regions), "features", 3) or (0, 0, 0)
     data = bytearray(path.read_bytes())
     data[offset : offset + 2] = b"\x00\x7e"  # NaN
     path.write_bytes(data)

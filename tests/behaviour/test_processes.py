@@ -49,7 +49,7 @@ import sys
 from pathlib import Path
 from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.train.tasks.finetuning.job import TaskInputs
-from vlmill.train.tasks.finetuning.seeds import finetune_seeds
+from vlmill.train.tasks.finetuning.job import finetune_seeds
 from vlmill.train.tasks.registry import read_task_recipe
 config, examples, regions, images, output = sys.argv[1:]
 inputs = TaskInputs(examples=examples, regions=regions or None, images=images or None)

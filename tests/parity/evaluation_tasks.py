@@ -13,13 +13,12 @@ from tests.parity.printed import check_printed
 from tests.parity.results import Results
 
 from vlmill.schemas.errors import InputError
+from vlmill.train.tasks.glue.evaluation import prediction_file
 from vlmill.train.tasks.glue.metrics import TASKS, glue_metrics
-from vlmill.train.tasks.glue.submission import prediction_file
-from vlmill.train.tasks.nlvr2.evaluation import nlvr2_metrics, select_results, verdicts
+from vlmill.train.tasks.nlvr2.task import nlvr2_metrics, select_results, verdicts
 from vlmill.train.tasks.refcoco.metrics import RULES, Choice, Grounding, choose, iou
 from vlmill.train.tasks.scores import by_id
-from vlmill.train.tasks.vcr.evaluation import VcrHits, vcr_hits
-from vlmill.train.tasks.vcr.submission import leaderboard_rows, write_leaderboard
+from vlmill.train.tasks.vcr.evaluation import VcrHits, leaderboard_rows, vcr_hits, write_leaderboard
 
 VCR_NAMES = {
     "q_a": ("Answer acc", "Q_A_accuracy"),

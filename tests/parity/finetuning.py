@@ -28,9 +28,9 @@ from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import kept_lengths, select_tokens
 from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
 from vlmill.train.tasks.retrieval.metrics import KS, retrieval_metrics
+from vlmill.train.tasks.vlbert_texts import find_sides, mirrored_text
 
 UNKNOWN = "<unk>"
 IGNORED = -1

@@ -24,12 +24,18 @@ from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.tasks.recipes.vilbert import vilbert_vcr_feeding
 from vlmill.train.tasks.registry import task_recipe_named
 from vlmill.train.tasks.vcr.batch_tensors import find_object_rows
-from vlmill.train.tasks.vcr.categories import PERSON, WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import Question, cut_pieces, named_texts
 from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.settings import VcrSettings
 from vlmill.train.tasks.vcr.task import list_mentioned_objects, question_about, sample_with
-from vlmill.train.tasks.vcr.texts import MARK, NO_OBJECT, names_in_turn
+from vlmill.train.tasks.vcr.texts import (
+    MARK,
+    NO_OBJECT,
+    PERSON,
+    WHOLE,
+    find_category,
+    names_in_turn,
+)
 
 
 def vilbert_choices(golden: GoldenSet, results: Results) -> None:

@@ -18,7 +18,7 @@ from vlmill.runtime.files.remote import RemotePath
 from vlmill.train.cli import main
 from vlmill.train.run import loop
 from vlmill.train.run.step import train_step
-from vlmill.train.tasks.finetuning.seeds import SEEDS
+from vlmill.train.tasks.finetuning.job import SEEDS
 
 __all__ = ["published"]  # the fixture of that module
 

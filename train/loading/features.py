@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vlmill.runtime.readers.held import Regions
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
@@ -83,7 +84,7 @@ def load_features(row: RegionRow, count: int) -> npt.NDArray[np.float32]:
 
 
 def read_features(
-    batch: HostBatch, reader: RegionReader | None, *, pin_memory: bool = False
+    batch: HostBatch, reader: Regions | None, *, pin_memory: bool = False
 ) -> HostBatch:
     """Copies the features of a batch from the mapped files, each image with one copy.
 
@@ -110,7 +111,7 @@ def read_features(
 
 
 def region_batch(
-    reader: RegionReader,
+    reader: Regions,
     numbers: Sequence[int],
     feeding: Feeding,
     *,
@@ -132,7 +133,7 @@ def region_batch(
 def fill(
     features: Float[Tensor, "B R D"],
     stored: Sequence[StoredFeatures],
-    reader: RegionReader,
+    reader: Regions,
     *,
     region_offset: int = 0,
 ) -> None:
@@ -147,9 +148,11 @@ def fill(
         end = first
         for source in (image, *image.more):
             start, end = end, end + source.num_regions * width
-            content = (
-                source.copied if source.location is None else reader.bytes_at(*source.location)
-            )
+            if source.location is None:
+                content = source.copied
+            else:
+                assert isinstance(reader, RegionReader)  # only files have locations
+                content = reader.bytes_at(*source.location)
             assert content is not None
             if source.order is None:
                 flat[i, start:end] = content[: end - start]

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 from vlmill.runtime.bus_errors import name_shrunken_files
 from vlmill.runtime.console.stopping import STOP_SIGNALS
 from vlmill.runtime.processes import process_context
+from vlmill.runtime.readers.held import Regions
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
@@ -96,7 +97,7 @@ class _Plans(Dataset[list[HostBatch | InputError]]):
         return plans
 
 
-def _read_ahead(batch: HostBatch, regions: RegionReader | None) -> None:
+def _read_ahead(batch: HostBatch, regions: Regions | None) -> None:
     """Makes the system read the features ahead while this and other batches are planned."""
     if isinstance(regions, RegionReader):
         for part in (part for first in batch.stored for part in (first, *first.more)):
@@ -106,7 +107,7 @@ def _read_ahead(batch: HostBatch, regions: RegionReader | None) -> None:
 
 def _read(
     plans: Iterable[Sequence[HostBatch | InputError]],
-    regions: RegionReader | None,
+    regions: Regions | None,
     *,
     pin_memory: bool,
 ) -> Generator[HostBatch, None, None]:

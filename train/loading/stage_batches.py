@@ -11,9 +11,8 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.held import Images, Regions
 from vlmill.runtime.readers.joining import Join
-from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
@@ -46,14 +45,14 @@ class StageBatches(Dataset[HostBatch], ABC):
     turns a visit into samples: pretraining's masked pairs, or a task's examples.
     """
 
-    samples: Path
+    samples: Path | SampleTable  # the folder of the prepared pairs, or the pairs
     stage: TrainingStage
     stage_number: int
     seed: int
     splits: Splits | None = None  # of the samples; None: rows of all splits
     processes: int = 1
-    regions: RegionReader | None = None
-    images: ImageReader | None = None
+    regions: Regions | None = None
+    images: Images | None = None
     longest: int = 512  # maximum number of the model's tokens
     global_features: bool = False  # whether the model takes features of full images
     tolerance: Tolerance | None = None  # for undecodable images; None: any number
@@ -65,7 +64,8 @@ class StageBatches(Dataset[HostBatch], ABC):
     @cached_property
     def table(self) -> SampleTable:
         """Returns the prepared pairs."""
-        return SampleTable(self.samples)
+        samples = self.samples
+        return samples if isinstance(samples, SampleTable) else SampleTable.open(samples)
 
     @cached_property
     def parts(self) -> int:

@@ -3,10 +3,12 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -21,6 +23,7 @@ from tokenizers import (
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.tokenizer_files import (
     CONFIG,
     FULL,
@@ -32,6 +35,7 @@ from vlmill.train.loading.tokenizer_files import (
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)
+SPECIALS = 2  # tokens of every text: [CLS] and [SEP]
 MAX_VOCABULARY_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
 NAMED = 5  # repeated tokens that a message names
@@ -255,3 +259,22 @@ def vocabulary_contents(tokenizer: Tokenizer) -> dict[str, str]:
     files = {"vocab.txt": vocabulary_text(tokenizer)}
     config = config_text(tokenizer, usual_rules(tokenizer.get_vocab()))
     return files if config is None else files | {CONFIG: config}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Holds each pair's ``[CLS] text [SEP]`` as int64 ids, and how many were ``cut`` to fit."""
+
+    tokens: tuple[Ids, ...]
+    cut: int
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Texts:
+    """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as in training."""
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state; the caller's stays
+    tokenizer.enable_truncation(max_tokens)
+    encoded = tokenizer.encode_batch(list(texts))
+    return Texts(
+        tokens=tuple(np.array(encoding.ids, dtype=np.int64) for encoding in encoded),
+        cut=sum(bool(encoding.overflowing) for encoding in encoded),
+    )

@@ -323,7 +323,8 @@ def carry_out(
             - Counter(kept=len(met))
             + Counter(fault.reason.value for fault in met)
         )
-        table, tokenizer = SampleTable(output / PREPARED), Tokenizer.from_str(preparation.tokenizer)
+        table = SampleTable.open(output / PREPARED)
+        tokenizer = Tokenizer.from_str(preparation.tokenizer)
         criterion = runner.learning.criterion
         write_report(output, runner.recipe, table, tokenizer, counts, criterion)
         pairs = str(counts["kept"])
@@ -348,7 +349,7 @@ def open_runner(
     changes = allowed_changes(recipe, sources.init)
     config = replace_fields(model_config(recipe, words, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
-    table = SampleTable(output / PREPARED)
+    table = SampleTable.open(output / PREPARED)
     setup = RunSetup(
         recipe=recipe,
         output=output,

@@ -39,7 +39,6 @@ from vlmill.train.run.runner import Runner, RunSetup
 from vlmill.train.run.saving import HELD_OUT, PREPARED, SavedRun, Saving
 from vlmill.train.run.step import CountLabels, explain_divergence
 from vlmill.train.run.updates import Update, clip_whole
-from vlmill.train.run.validation import as_measured
 
 
 class Objective(Protocol):
@@ -151,21 +150,21 @@ class PairLearning:
         """Returns the objective's metrics of the held-out pairs as the stage reads them, without
         random changes to images.
         """
-        plain = dataclasses.replace(run, stage=as_measured(run.stage))
+        plain = dataclasses.replace(run, stage=run.stage.as_measured())
         splits = self.sources.splits.validation
         batches = self._make_batches(plain, HELD_OUT, splits, training=False)
         pairs = min(self._num_held_out(run), self.recipe.validation_pairs)
         return self.objective.measure(module, batches, pairs, self.accelerator)
 
     def _num_held_out(self, run: StageRun) -> int:
-        table, splits = SampleTable(self.output / HELD_OUT), self.sources.splits.validation
-        return len(stage_rows(table, as_measured(run.stage), splits[run.number]))
+        table, splits = SampleTable.open(self.output / HELD_OUT), self.sources.splits.validation
+        return len(stage_rows(table, run.stage.as_measured(), splits[run.number]))
 
     def collect_keys(self, run: StageRun) -> tuple[Keys, Keys]:
         """Returns the hashes of the pairs and of the images that the stage's epochs visit; no pairs
         for a stage of images alone.
         """
-        stage, table = run.stage, SampleTable(self.output / PREPARED)
+        stage, table = run.stage, SampleTable.open(self.output / PREPARED)
         splits = self.sources.splits.training[run.number]
         rows = stage_rows(table, stage, splits)
         images = table.image_keys[rows[table.image_rows[rows] != ABSENT]]
@@ -178,7 +177,7 @@ class PairLearning:
     @cached_property
     def tolerance(self) -> Tolerance:
         """Returns how many training images may be undecodable."""
-        rows = SampleTable(self.output / PREPARED).image_rows
+        rows = SampleTable.open(self.output / PREPARED).image_rows
         count = len(np.unique(rows[rows != ABSENT])) if self.sources.images is not None else 0
         return Tolerance(images=count, share=self.recipe.max_bad)
 

@@ -79,7 +79,8 @@ def prepare(
         for_validation = dataclasses.replace(what, rows=measured, negatives=None, neighbours=None)
         unusable = prepare_samples(output / HELD_OUT, for_validation, label="prepare validation")
         del unusable[Reason.HELD_OUT]  # the pairs to train on
-        learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
+        learnt_table = SampleTable.open(output / PREPARED)
+        held_out = SampleTable.open(output / HELD_OUT)
         _compare(learnt_table, held_out, reason_counts(unusable), drawn=sources.splits.draws)
     preparation = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
     write_preparation(output / PREPARED, preparation)

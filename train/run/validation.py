@@ -1,6 +1,5 @@
 """Computes the losses of held-out pairs."""
 
-import dataclasses
 import math
 from collections import Counter
 
@@ -14,7 +13,6 @@ from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.objectives.cached_contrast import cache_contrast
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.objectives.pretraining import label_counts
-from vlmill.train.recipes import TrainingStage
 
 
 @torch.no_grad()
@@ -68,13 +66,3 @@ def _means(
     values = accelerator.reduce(sums_and_numbers, reduction="sum").tolist()
     pairs = zip(sums, values[: len(sums)], values[len(sums) :], strict=True)
     return {name: value / max(number, 1.0) for name, value, number in pairs}
-
-
-def as_measured(stage: TrainingStage) -> TrainingStage:
-    """Returns the stage as validation reads it: all of its pairs, each once, and nothing mirrored,
-    coloured or cropped at random.
-    """
-    feeding = dataclasses.replace(
-        stage.feeding, flip=0.0, jitter=0.0, augment=False, crop=(1.0, 1.0)
-    )
-    return dataclasses.replace(stage, feeding=feeding, share=1.0, max_pairs=None, mixture=())

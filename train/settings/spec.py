@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 from vlmill.models import VARIANTS
 from vlmill.models.registry import get_variant
@@ -61,6 +61,13 @@ class TrainingStage:
     accumulation: int = 1  # parts that a step is computed in
     feeding: Feeding = Feeding()
     loading: Loading = Loading()
+
+    def as_measured(self) -> Self:
+        """Returns the stage as validation reads it: all of its pairs, each once, and nothing
+        mirrored, coloured or cropped at random.
+        """
+        feeding = replace(self.feeding, flip=0.0, jitter=0.0, augment=False, crop=(1.0, 1.0))
+        return replace(self, feeding=feeding, share=1.0, max_pairs=None, mixture=())
 
     def steps_of_epoch(self, pairs: int) -> float:
         """Returns the steps of an epoch of ``pairs`` pairs, at least one if there are any."""

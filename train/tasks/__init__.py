@@ -4,7 +4,6 @@ Reading order: ``task`` (the interface of a task to the code that trains and eva
 and ``registry`` (its entry on the command line), then one of the tasks: ``vqa``,
 ``classification``, ``entailment``, ``vcr``, ``refcoco``, ``nlvr2``, ``glue``, ``retrieval``.
 ``finetuning`` trains them, ``evaluating`` measures them by ``command``. They share ``batches``,
-``heads``, ``mirrored_texts`` and ``vlbert_texts`` (inputs), ``recipes`` (each paper's runs),
-``scores`` and ``published`` (papers' figures), ``weights``, ``report`` and ``case_drawing`` (the
-examples of a report).
+``heads`` and ``vlbert_texts`` (inputs), ``recipes`` (each paper's runs), ``scores`` and
+``published`` (papers' figures), ``weights`` and ``report``.
 """

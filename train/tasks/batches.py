@@ -3,18 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from vlmill.runtime.readers.region_rows import RegionRow
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.images.boxed import hidden_image
-from vlmill.train.loading.images.crop import evaluation_image
+from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
 from vlmill.train.loading.joined_regions import joined_regions
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
@@ -39,12 +37,14 @@ class TaskBatches(StageBatches):
     """Builds the batches of a task.
 
     In ``training`` images are mirrored, cropped and augmented as the stage's feeding specifies;
-    else they are used whole. A ``blind`` model is shown nothing of an image.
+    else they are used whole, as ``decode`` returns them. A ``blind`` model is shown nothing of an
+    image.
     """
 
     task: LearntTask
     training: bool
     blind: bool = False
+    decode: DecodePixels = evaluation_image
 
     def in_turns(self, rows: Ids) -> Sequence[Ids]:
         """Returns the groups of rows among which the task's steps alternate."""
@@ -111,6 +111,11 @@ class TaskBatches(StageBatches):
         ]
         return (self.collate_samples(0, samples) if samples else None), lacking
 
+    def find_rows(self, batch: HostBatch, rows: Sequence[int]) -> list[int]:
+        """Returns the rows that a batch has an example of: their images could be decoded."""
+        rows_by_id = {self.table.pair_id(row): row for row in rows}
+        return [rows_by_id[pair_id] for pair_id in dict.fromkeys(batch.pair_ids)]
+
     @staticmethod
     def make_visit(row: int, among: Ids = NOBODY) -> Visit:
         """Returns a visit of a row outside of training's order."""
@@ -121,6 +126,7 @@ class TaskBatches(StageBatches):
         feeding = self.stage.feeding
         mirrored = self._mirrors(draws)
         if feeding.boxes in ("joined", "joined-in-training"):
+            assert isinstance(self.regions, RegionReader)
             regions = joined_regions(
                 self.regions,
                 image_row,
@@ -161,16 +167,13 @@ class TaskBatches(StageBatches):
         return boxed | {"picture": hidden_image(boxed["picture"])}
 
     def _pixels(self, image_row: int, image_id: str, draws: Uniforms) -> Arrays:
-        if self.training and not self.blind:
-            return super()._pixels(image_row, image_id, draws)
-        return {"pixels": self._full_image(image_row, image_id)}
-
-    def _full_image(self, image_row: int, image_id: str) -> NDArray[Any]:
-        assert self.images is not None
         size = self.stage.feeding.image_size
         if self.blind:
-            return np.full((3, size, size), 128, dtype=np.uint8)
-        return evaluation_image(self.images.read_bytes(image_row), image_id, size)
+            return {"pixels": np.full((3, size, size), 128, dtype=np.uint8)}
+        if self.training:
+            return super()._pixels(image_row, image_id, draws)
+        assert self.images is not None
+        return {"pixels": self.decode(self.images.read_bytes(image_row), image_id, size)}
 
 
 def in_parts(rows: list[int], size: int) -> list[list[int]]:

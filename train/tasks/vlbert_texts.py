@@ -1,14 +1,19 @@
-"""Builds the input texts of VL-BERT's tasks: padded batches from token ids.
+"""Builds the input texts of VL-BERT's tasks: padded batches from token ids, and mirrored texts.
 
 B texts, T tokens of the longest.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
+from tokenizers import Tokenizer
 from torch import Tensor
+
+from vlmill.train.loading.masking.words import MaskedTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +96,17 @@ def _padded(rows: Sequence[Row]) -> TaskText:
         segments=segments,
         text_regions=regions,
     )
+
+
+def find_sides(words: Tokenizer) -> dict[int, int]:
+    """Returns which token replaces which; empty where the vocabulary lacks a side."""
+    ids = words.get_vocab()
+    if "left" not in ids or "right" not in ids:
+        return {}
+    return {ids["left"]: ids["right"], ids["right"]: ids["left"]}
+
+
+def mirrored_text(text: MaskedTokens, sides: Mapping[int, int]) -> MaskedTokens:
+    """Returns the text with its sides exchanged."""
+    tokens = np.array([sides.get(token, token) for token in text.tokens.tolist()])
+    return dataclasses.replace(text, original=tokens, tokens=tokens)

@@ -16,7 +16,7 @@ from worlds.statements import (
 )
 
 from vlmill.schemas.tables import STATEMENTS, table_of_rows
-from vlmill.train.tasks.nlvr2.evaluation import consistency_groups, get_identifier
+from vlmill.train.tasks.nlvr2.task import consistency_groups, get_identifier
 
 pytestmark = pytest.mark.nightly
 

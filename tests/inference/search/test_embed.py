@@ -26,7 +26,7 @@ from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_array_formats, read_producer, read_table
 from vlmill.schemas.tables import REJECTS, VECTORS
 from vlmill.train.cli import main
-from vlmill.train.tasks.retrieval.candidates import encode_texts
+from vlmill.train.loading.vocabulary import encode_texts
 from vlmill.train.tasks.retrieval.inputs import RegionImages, text_batches
 from vlmill.train.tasks.retrieval.job import (
     RetrievalOptions,

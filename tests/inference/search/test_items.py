@@ -22,7 +22,7 @@ from vlmill.inference.search.table import Vectors
 from vlmill.runtime.console import threads
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.cli import main
-from vlmill.train.tasks.retrieval.candidates import encode_texts
+from vlmill.train.loading.vocabulary import encode_texts
 from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores

@@ -15,7 +15,7 @@ from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 from vlmill.train.cli import main
-from vlmill.train.tasks.retrieval.candidates import encode_texts
+from vlmill.train.loading.vocabulary import encode_texts
 from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores

@@ -15,8 +15,8 @@ from fastapi.responses import JSONResponse, Response
 from tests.extract.service.stub import CLASSES, TOP, WIDTH, drawn
 
 from vlmill.inference.service.app import model_service
-from vlmill.inference.service.captions import Captions
 from vlmill.inference.service.questions import Question
+from vlmill.inference.service.served_index import Captions
 from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.runtime.service.json_rows import plain_row
 from vlmill.runtime.service.metrics import Metrics

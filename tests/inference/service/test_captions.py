@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.inference.service.captions import Captions
+from vlmill.inference.service.served_index import Captions
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS

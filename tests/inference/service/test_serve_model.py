@@ -17,8 +17,8 @@ from tests.train.tasks.questions import tiny, world
 
 import vlmill
 from vlmill.client import Client, ServiceError
+from vlmill.inference.load.explaining import measure_region_effects, without
 from vlmill.inference.load.public import Pretrained
-from vlmill.inference.load.region_weights import measure_region_effects, without
 from vlmill.inference.search.index import open_index
 from vlmill.inference.search.items import ItemIndex
 from vlmill.inference.service.app import (

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.factories import find_value
 
 from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.shards import FINITE, ShardWriter, is_marked_finite, write_shard
@@ -325,13 +326,13 @@ def test_features_are_views_of_the_file(tmp_path: Path) -> None:
     path = next(tmp_path.glob("*.parquet"))
     reader, content = RegionReader(path), np.fromfile(path, np.uint8)
     for number, expected in enumerate(rows):
-        read, place = reader.row(number), reader.locate_value("features", number)
+        read, place = reader.row(number), find_value(reader, "features", number)
         assert_equal(read, expected)
         assert read.features is not None and place is not None
         assert not read.features.flags.owndata and not read.features.flags.writeable
         assert (reader.bytes_at(*place) == content[place[1] : place[1] + place[2]]).all()
         reader.read_ahead(*place)
-        assert reader.locate_value("class_probs", number) is None
+        assert find_value(reader, "class_probs", number) is None
 
 
 def test_a_shard_without_places_is_read_with_a_copy(tmp_path: Path) -> None:
@@ -345,7 +346,7 @@ def test_a_shard_without_places_is_read_with_a_copy(tmp_path: Path) -> None:
     assert b"vlmill.places" in pq.read_metadata(path).metadata
     assert b"vlmill.places" not in pq.read_metadata(old).metadata
     reader = RegionReader(old)
-    assert reader.locate_value("features", 2) is None
+    assert find_value(reader, "features", 2) is None
     for number, expected in enumerate(rows):
         assert_equal(reader.row(number), expected)
 
@@ -353,7 +354,7 @@ def test_a_shard_without_places_is_read_with_a_copy(tmp_path: Path) -> None:
 def test_features_that_moved_are_an_error(tmp_path: Path) -> None:
     write(tmp_path, [[row("a", 3), row("b", 3)]])
     path = next(tmp_path.glob("*.parquet"))
-    _, offset, size = RegionReader(path).locate_value("features", 1) or (0, 0, 0)
+    _, offset, size = find_value(RegionReader(path), "features", 1) or (0, 0, 0)
     content = bytearray(path.read_bytes())
     assert content[offset - 4 : offset] == size.to_bytes(4, "little")
     content[offset - 4] ^= 8
@@ -363,7 +364,7 @@ def test_features_that_moved_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="features of b is not at its recorded position"):
         reader["b"]
     with pytest.raises(InputError, match="features of b is not at its recorded position"):
-        reader.locate_value("features", 1)
+        find_value(reader, "features", 1)
 
 
 def test_a_hostile_shard_gives_errors_and_no_crash(tmp_path: Path) -> None:

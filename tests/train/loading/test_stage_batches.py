@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.factories import caption
+from tests.factories import caption, find_value
 
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.regions import RegionReader
@@ -202,7 +202,7 @@ def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables
     path = next(Path(tables.regions).glob("*.parquet"))
     data = bytearray(path.read_bytes())
     assert batches.regions is not None
-    _, offset, _ = batches.regions.locate_value("features", 0) or (0, 0, 0)
+    _, offset, _ = find_value(batches.regions, "features", 0) or (0, 0, 0)
     data[offset : offset + 2] = b"\x00\xfe"  # -NaN
     path.write_bytes(data)
     made = list(batch_loader(batches, 0, 3, workers=1))
@@ -217,7 +217,7 @@ def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
     path = next(Path(tables.regions).glob("*.parquet"))
     data = bytearray(path.read_bytes())
     assert batches.regions is not None
-    _, offset, _ = batches.regions.locate_value("features", 0) or (0, 0, 0)
+    _, offset, _ = find_value(batches.regions, "features", 0) or (0, 0, 0)
     data[offset - 4 : offset] = b"\xff" * 4  # the length of the value
     path.write_bytes(data)
     sent = dataclasses.replace(batches, regions=RegionReader(tables.regions))

@@ -127,7 +127,7 @@ def drawn(tables: Tables, recipe: Recipe, output: Path, monkeypatch: pytest.Monk
         patch.setattr(loop, "train_step", dying)
         with pytest.raises(KeyboardInterrupt):
             pretrain(recipe, inputs_of(tables), output)
-    prepared = [SampleTable(output / name) for name in (PREPARED, HELD_OUT)]
+    prepared = [SampleTable.open(output / name) for name in (PREPARED, HELD_OUT)]
     return [[table.image_id(row) for row in range(len(table))] for table in prepared]
 
 

@@ -209,6 +209,10 @@ def evaluation_image(data: bytes | None, image_id: str, size: int) -> Pixels:
     return planes(np.asarray(image))
 
 
+DecodePixels = Callable[[bytes | None, str, int], Pixels]
+"""What :func:`evaluation_image` does, here or in other processes"""
+
+
 def planes(pixels: npt.NDArray[np.uint8]) -> Pixels:
     """Transposes uint8 [H, W, 3] to [3, H, W]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))

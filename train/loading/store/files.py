@@ -5,11 +5,12 @@ They are made once for a run and mapped by all of its processes; a continued run
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from vlmill.runtime.files.atomic import write_json
@@ -31,6 +32,7 @@ SAMPLES = pa.schema(
     ]
 )
 HARD = pa.schema([("row", pa.int64()), ("negatives", pa.list_(pa.int64()))])
+Numbers = dict[str, npt.NDArray[Any]]  # the prepared columns of numbers
 NUMBERS: dict[str, np.dtype[Any]] = {
     "pair_key": np.dtype(np.uint64),
     "text_key": np.dtype(np.uint64),
@@ -40,10 +42,37 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "num_regions": np.dtype(np.int32),
     "tokens": np.dtype(np.int32),  # of all texts, concatenated
 }
+DERIVED = {"token_ends": np.dtype(np.int64), "known": np.dtype(np.uint64)}
 NO_IMAGE = 0  # the image key of a text without an image
 
 
 PreparedPair = tuple[dict[str, Any], list[int], int, int]  # row, tokens, image's row, regions
+
+
+def make_numbers(pairs: Sequence[PreparedPair]) -> Numbers:
+    """Returns the columns of numbers of pairs."""
+    numbers: dict[str, list[int]] = {
+        "pair_key": [key64(row["pair_id"]) for row, *_ in pairs],
+        # As the model sees it: case is ignored.
+        "text_key": [key64(" ".join(map(str, tokens))) for _, tokens, *_ in pairs],
+        "image_key": [
+            NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in pairs
+        ],
+        "image_row": [image_row for _, _, image_row, _ in pairs],
+        "num_tokens": [len(tokens) for _, tokens, *_ in pairs],
+        "num_regions": [count for *_, count in pairs],
+        "tokens": [token for _, tokens, *_ in pairs for token in tokens],
+    }
+    return {name: np.array(values, dtype=NUMBERS[name]) for name, values in numbers.items()}
+
+
+def derive_numbers(numbers: Numbers) -> Numbers:
+    """Returns the columns that depend on all rows: where each text ends, and the sorted keys of
+    matching texts and images.
+    """
+    keys = mix(numbers["text_key"], numbers["image_key"])
+    ends = np.cumsum(numbers["num_tokens"], dtype=np.int64)
+    return {"token_ends": ends, "known": np.sort(np.asarray(keys, dtype=np.uint64))}
 
 
 class Columns:
@@ -63,20 +92,8 @@ class Columns:
         """Appends pairs."""
         names = self._schema.names
         self._samples.write([{name: row[name] for name in names} for row, *_ in pairs])
-        numbers: dict[str, list[int]] = {
-            "pair_key": [key64(row["pair_id"]) for row, *_ in pairs],
-            # As the model sees it: case is ignored.
-            "text_key": [key64(" ".join(map(str, tokens))) for _, tokens, *_ in pairs],
-            "image_key": [
-                NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in pairs
-            ],
-            "image_row": [image_row for _, _, image_row, _ in pairs],
-            "num_tokens": [len(tokens) for _, tokens, *_ in pairs],
-            "num_regions": [count for *_, count in pairs],
-            "tokens": [token for _, tokens, *_ in pairs for token in tokens],
-        }
-        for name, values in numbers.items():
-            self._files[name].write(np.array(values, dtype=NUMBERS[name]).tobytes())
+        for name, values in make_numbers(pairs).items():
+            self._files[name].write(values.tobytes())
 
     def __exit__(self, *error: object) -> None:
         self._samples.__exit__(*error)
@@ -117,13 +134,9 @@ class _Writer:
 
 
 def write_known(folder: Path) -> None:
-    """Writes values that depend on all rows: where each text ends, and the sorted keys of matching
-    texts and images.
-    """
-    ends = np.cumsum(map_column(folder, "num_tokens"), dtype=np.int64)
-    (folder / "token_ends").write_bytes(ends.tobytes())
-    keys = mix(map_column(folder, "text_key"), map_column(folder, "image_key"))
-    (folder / "known").write_bytes(np.sort(np.asarray(keys, dtype=np.uint64)).tobytes())
+    """Writes the columns that depend on all rows."""
+    for name, values in derive_numbers(map_numbers(folder, NUMBERS)).items():
+        (folder / name).write_bytes(values.tobytes())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,10 +174,14 @@ def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:
     return rows
 
 
+def map_numbers(folder: Path, names: Iterable[str]) -> Numbers:
+    """Maps prepared columns of numbers into memory."""
+    return {name: map_column(folder, name) for name in names}
+
+
 def map_column(folder: Path, name: str) -> Any:
     """Maps a prepared column of numbers into memory."""
-    kinds = NUMBERS | {"token_ends": np.dtype(np.int64), "known": np.dtype(np.uint64)}
-    path, kind = folder / name, kinds[name]
+    path, kind = folder / name, (NUMBERS | DERIVED)[name]
     if not path.stat().st_size:
         return np.empty(0, dtype=kind)
     return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)

@@ -120,7 +120,7 @@ def prepare_samples(
                 fault = pair_filter.find_fault(row, len(encoding.ids), image_rows)
                 counts["kept" if fault is None else fault.reason.value] += 1
                 if fault is None:
-                    tokens = _cut(encoding.ids, what.longest(row) - what.form.adds)
+                    tokens = cut_ids(encoding.ids, what.longest(row) - what.form.adds)
                     row["second_row"] = image_rows[-1]
                     num_regions = sum(map(pair_filter.num_regions, image_rows))
                     accepted.append((row, what.form.apply(tokens), image_rows[0], num_regions))
@@ -144,7 +144,7 @@ def prepare_samples(
     return +counts
 
 
-def _cut(tokens: list[int], longest: int) -> list[int]:
+def cut_ids(tokens: list[int], longest: int) -> list[int]:
     """Returns at most ``longest`` tokens, including the last one, the [SEP]."""
     return tokens if len(tokens) <= longest else [*tokens[: longest - 1], tokens[-1]]
 
@@ -156,7 +156,7 @@ def _negatives(folder: Path, negatives: str) -> int:
     if joined.num_rows and not joined.num_met:
         raise InputError(
             f"{counts_text} are among the pairs to train on (it has {joined.sample}, --pairs has "
-            f"{SampleTable(folder).pair_id(0)}); mine them from these --pairs"
+            f"{SampleTable.open(folder).pair_id(0)}); mine them from these --pairs"
         )
     if joined.num_met < FEW_NEGATIVES * joined.num_rows:
         print_status(f"warning: only {counts_text} are among the pairs to train on")

@@ -1,9 +1,9 @@
 """Reads the prepared samples of a run, mapped into memory."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -11,30 +11,59 @@ import pyarrow as pa
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import mix
-from vlmill.train.loading.store.files import ROWS, map_column
+from vlmill.train.loading.store.files import (
+    DERIVED,
+    NUMBERS,
+    ROWS,
+    SAMPLES,
+    Numbers,
+    PreparedPair,
+    derive_numbers,
+    make_numbers,
+    map_numbers,
+)
 from vlmill.train.loading.store.near import NEAR, NearImages
 
 NO_SOURCE = "null"  # of pairs whose source is missing
 
 
 class SampleTable:
-    """Reads the prepared samples; rows are counted from 0. All processes share the memory."""
+    """Reads the prepared samples; rows are counted from 0.
 
-    def __init__(self, folder: Path) -> None:
-        self._batches, names = _map_batches(folder / "samples.arrow")
-        hard = folder / "hard.arrow"
-        self._hard = _map_batches(hard)[0] if hard.exists() else []
-        self.pair_keys = map_column(folder, "pair_key")
-        self.image_rows: Ids = map_column(folder, "image_row")
-        self.num_tokens = map_column(folder, "num_tokens")
-        self.num_regions = map_column(folder, "num_regions")
-        self._columns = {n: [b.column(n) for b in self._batches] for n in names}
-        self.text_keys = map_column(folder, "text_key")
-        self.image_keys = map_column(folder, "image_key")
-        self._known = map_column(folder, "known")
-        self._tokens = map_column(folder, "tokens")
-        self._folder = folder
-        self._ends = map_column(folder, "token_ends")
+    ``samples`` are the data of each row, ``hard`` the rows that have hard negatives, and ``folder``
+    may have the nearest images.
+    """
+
+    def __init__(
+        self,
+        samples: pa.Table,
+        numbers: Numbers,
+        hard: Sequence[pa.RecordBatch] = (),
+        folder: Path | None = None,
+    ) -> None:
+        self._columns = {name: samples.column(name).chunks for name in samples.column_names}
+        self.pair_keys = numbers["pair_key"]
+        self.image_rows: Ids = numbers["image_row"]
+        self.num_tokens, self.num_regions = numbers["num_tokens"], numbers["num_regions"]
+        self.text_keys, self.image_keys = numbers["text_key"], numbers["image_key"]
+        self._known, self._tokens = numbers["known"], numbers["tokens"]
+        self._ends, self._hard, self._folder = numbers["token_ends"], hard, folder
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Maps the files of a folder into memory, which all processes share."""
+        samples, hard = _map_table(folder / "samples.arrow"), folder / "hard.arrow"
+        negatives = _map_table(hard).to_batches() if hard.exists() else ()
+        return cls(samples, map_numbers(folder, (*NUMBERS, *DERIVED)), negatives, folder)
+
+    @classmethod
+    def from_pairs(cls, pairs: Sequence[PreparedPair], labels: pa.Schema) -> Self:
+        """Returns at most :data:`ROWS` pairs, in memory, with a task's ``labels``."""
+        samples = pa.Table.from_pylist(
+            [row for row, *_ in pairs], schema=pa.schema([*SAMPLES, *labels])
+        )
+        numbers = make_numbers(pairs)
+        return cls(samples, numbers | derive_numbers(numbers))
 
     def __len__(self) -> int:
         return len(self.pair_keys)
@@ -71,7 +100,8 @@ class SampleTable:
     @cached_property
     def near(self) -> NearImages | None:
         """Returns each image's nearest images; None if no table of neighbours was given."""
-        return NearImages(self._folder) if (self._folder / NEAR).exists() else None
+        folder = self._folder
+        return None if folder is None or not (folder / NEAR).exists() else NearImages(folder)
 
     @cached_property
     def _hard_rows(self) -> tuple[Ids, Ids]:
@@ -142,8 +172,6 @@ class SampleTable:
         return dict(sorted(counts.items()))
 
 
-def _map_batches(path: Path) -> tuple[list[pa.RecordBatch], list[str]]:
-    """Returns the batches of an Arrow file, and the names of their columns."""
-    reader = pa.ipc.open_file(pa.memory_map(str(path)))
-    names: list[str] = reader.schema.names
-    return [reader.get_batch(i) for i in range(reader.num_record_batches)], names
+def _map_table(path: Path) -> pa.Table:
+    """Maps an Arrow file into memory; its chunks are the file's batches."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -215,14 +215,14 @@ def classification(
     name: str,
     table: ExampleTable,
     recipe: TaskRecipe,
-    examples: str,
+    examples: str | None,
     labels: Path | None,
     init: LoadedCheckpoint | None,
 ) -> Classification:
     """Returns the task of a recipe on a table, with the classes of its rows to train on.
 
-    A checkpoint of the task has its own classes. Raises InputError for a table without labels, for
-    a single class, and for settings that do not fit the labels.
+    A checkpoint of the task has its own classes, and needs no table. Raises InputError for a table
+    without labels, for a single class, and for settings that do not fit the labels.
     """
     require_variant(recipe)
     if getattr(recipe.model, "num_pictures", 1) != 1:
@@ -242,6 +242,7 @@ def classification(
             variant=recipe.variant,
             names=init.task.labels,
         )
+    assert examples is not None
     stage = recipe.stages[0]
     classes = count_classes(table, examples, stage.train_splits, labels)
     kind = settings.kind

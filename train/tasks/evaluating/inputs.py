@@ -7,25 +7,17 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
-from vlmill.models.registry import get_variant
 from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.reading import iter_batches
-from vlmill.runtime.settings.plain_fields import from_plain
-from vlmill.schemas.errors import InputError, with_article
+from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
-from vlmill.train.run.validation import as_measured
-from vlmill.train.settings.parts import Optimizer
-from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.registry import TASKS
-from vlmill.train.tasks.task import Task
+from vlmill.train.tasks.evaluating.model import TaskModel, find_recipe, open_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,33 +43,11 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSetup:
+class EvaluationSetup(TaskModel):
     """Holds the inputs of an evaluation, opened and found to fit together."""
 
     options: EvaluationOptions
-    device: torch.device
-    loaded: LoadedCheckpoint
-    recipe: TaskRecipe
-    task: Task
     sources: Sources
-
-    @property
-    def stage(self) -> TrainingStage:
-        """Returns how examples are fed: as in training, but nothing is random or omitted."""
-        plain = as_measured(self.recipe.stages[0])
-        return dataclasses.replace(plain, sources=())
-
-    @property
-    def blind(self) -> bool:
-        """Returns whether the checkpoint was trained without images."""
-        return self.loaded.task is not None and self.loaded.task.blind
-
-    @property
-    def global_features(self) -> bool:
-        """Returns whether the model takes features of full images."""
-        return bool(
-            get_global_widths(get_variant(self.loaded.variant).get_body(self.loaded.config))
-        )
 
 
 def open_evaluation(
@@ -92,11 +62,7 @@ def open_evaluation(
         raise InputError(f"--batch-size {options.batch_size}: expected at least 1")
     loaded = load_checkpoint(options.checkpoint) if loaded is None else loaded
     recipe = apply_options(find_recipe(loaded, options.task), options)
-    make = TASKS[options.task].make
-    task: Task = make(recipe, options.examples, options.labels, loaded).with_vocabulary(
-        loaded.tokenizer
-    )
-    require_head(loaded, task, options)
+    task = open_task(recipe, loaded, options.examples, options.labels)
     examples = task.examples(options.examples)
     if options.split is not None:
         examples = select_split(examples, options.split)
@@ -114,64 +80,6 @@ def open_evaluation(
         raise InputError(f"--examples {options.examples} has no example{what}{there}")
     return EvaluationSetup(
         options=options, device=device, loaded=loaded, recipe=recipe, task=task, sources=sources
-    )
-
-
-def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
-    """Returns how the checkpoint is fed: by the recipe of its training; a converted checkpoint, or
-    one that was trained by a custom recipe, by the task's first recipe of its model.
-
-    Raises InputError for a checkpoint of another task, or without the task's head.
-    """
-    who = f"--checkpoint {loaded.path}"
-    if loaded.task is not None and loaded.task.name != task:
-        raise InputError(
-            f"{who} was fine-tuned for {loaded.task.name}; evaluate {loaded.task.name}, or give "
-            f"one of {task}"
-        )
-    recipe = _variant_recipe(loaded, task)
-    if recipe is None and loaded.task is not None:
-        recipe = checkpoint_recipe(loaded, task)
-    if recipe is None or (loaded.task is None and loaded.training.stage):
-        raise InputError(
-            f"{who} is {with_article(loaded.variant)}, which was not fine-tuned for {task}; "
-            f"`train-vl finetune {task} --init` makes such a checkpoint from it"
-        )
-    stage = recipe.stages[0]
-    feeding = stage.feeding if loaded.feeding is None else loaded.feeding
-    if feeding.kind == "pixels":  # the weights' own: that of a converted checkpoint may differ
-        side = get_variant(loaded.variant).get_body(loaded.config).image_size
-        feeding = dataclasses.replace(feeding, image_size=side)
-    stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
-    settings = recipe.settings
-    if loaded.task is not None and loaded.task.settings:
-        settings = from_plain(type(settings), loaded.task.settings, who)
-    return dataclasses.replace(recipe, model=loaded.config, stages=stages, settings=settings)
-
-
-def _variant_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe | None:
-    """Returns the recipe of the training if it is one of the task's, else the task's first recipe
-    of the checkpoint's model; None if the task has none.
-    """
-    recipes = TASKS[task].recipes
-    trained = recipes.get(loaded.training.recipe)
-    makers = [*([trained] if trained else []), *recipes.values()]
-    return next((one for make in makers if (one := make()).variant == loaded.variant), None)
-
-
-def checkpoint_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
-    """Returns a recipe for a model that was trained by a custom recipe (``--config``) and matches
-    none of the task's recipes. Evaluation reads the inputs that the checkpoint records.
-    """
-    stage = TrainingStage(
-        name=loaded.training.stage, steps=0, batch_size=1, optimizer=Optimizer(lr=1.0)
-    )
-    return TASKS[task].recipe(
-        name=loaded.training.recipe,
-        variant=loaded.variant,
-        model=loaded.config,
-        stages=(stage,),
-        starts_from=(),
     )
 
 
@@ -194,22 +102,6 @@ def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
         settings = dataclasses.replace(settings, **{name: value})
     stages = (dataclasses.replace(stage, feeding=feeding),)
     return dataclasses.replace(recipe, stages=stages, settings=settings)
-
-
-def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOptions) -> None:
-    """Raises InputError unless the head's outputs are known to be the task's labels."""
-    who = f"--checkpoint {loaded.path}"
-    if task.sizes and loaded.task is None and options.labels is None:
-        raise InputError(
-            f"{who} does not record the labels of its outputs; give --labels FILE, the "
-            "checkpoint's own list in its own order"
-        )
-    for name, size in task.sizes.items():
-        if getattr(loaded.config, name) != size:
-            raise InputError(
-                f"--labels {options.labels} has {size} labels, {who} has {name}="
-                f"{getattr(loaded.config, name)}; give that checkpoint's own list"
-            )
 
 
 def select_split(examples: Examples, split: str) -> Examples:

@@ -33,15 +33,15 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks import report
 from vlmill.train.tasks.batches import TaskBatches, in_parts
-from vlmill.train.tasks.case_drawing import DRAWN_PX, drawn_section
 from vlmill.train.tasks.evaluating.inputs import (
     EvaluationOptions,
     EvaluationSetup,
     collect_settings,
     open_evaluation,
 )
-from vlmill.train.tasks.finetuning.learning import find_rows
+from vlmill.train.tasks.evaluating.model import TaskModel
 from vlmill.train.tasks.published import published_section
+from vlmill.train.tasks.report import DRAWN_PX, drawn_section
 from vlmill.train.tasks.scores import NAMED, Figures
 from vlmill.train.tasks.task import EvaluationResult, Prediction
 from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
@@ -99,7 +99,7 @@ def write_report(
 
 @torch.inference_mode()
 def weigh_example(
-    setup: EvaluationSetup, batches: TaskBatches, predicted: Prediction, caption: str
+    setup: TaskModel, batches: TaskBatches, predicted: Prediction, caption: str
 ) -> report.WeightedImage | None:
     """Weighs the regions of one example's image; None for a model that reads pixels.
 
@@ -207,65 +207,37 @@ def weigh_best_example(
 
 def prepare_batches(setup: EvaluationSetup, folder: Path, rejects: ShardWriter) -> TaskBatches:
     """Returns the tokenised examples with an image; those without one are among the ``rejects``."""
-    sources, stage = setup.sources, setup.stage
-    longest = setup.recipe.max_text_tokens
+    sources, feeding = setup.sources, setup.stage.feeding
     what = PreparationInputs(
         pairs=sources.inputs.visited,
         rows=Rows(splits=frozenset(sources.pairs.splits)),
         images=sources.joined_images,
-        takes_pairs=stage.feeding.kind != "text",
-        takes_texts=stage.feeding.kind == "text",
+        takes_pairs=feeding.kind != "text",
+        takes_texts=feeding.kind == "text",
         total=sources.pairs.count,
         tokenizer=setup.loaded.tokenizer,
-        max_tokens=min(stage.feeding.max_tokens or longest, longest),
+        max_tokens=setup.max_tokens,
         form=setup.task.form,
         stage="evaluate",
     )
     prepare_samples(folder, what, rejects)
-    return TaskBatches(
-        samples=folder,
-        stage=stage,
-        stage_number=0,
-        seed=0,
-        regions=sources.regions,
-        images=sources.images,
-        longest=longest,
-        global_features=setup.global_features,
-        asking="--examples",
-        task=setup.task,
-        training=False,
-        blind=setup.blind,
-    )
+    return setup.make_batches(folder, sources.regions, sources.images)
 
 
-@torch.no_grad()
 def predict_all(
     setup: EvaluationSetup, batches: TaskBatches
 ) -> tuple[list[Prediction], list[Undecodable]]:
     """Returns the model's prediction for every example, and the images that cannot be decoded."""
-    options, model = setup.options, setup.loaded.model.to(setup.device)
+    setup.loaded.model.to(setup.device)
     rows = batches.rows().tolist()
-    predicted, undecodable = list[Prediction](), list[Undecodable]()
-    try:
-        with Progress(total=len(rows), unit="example", label=options.task) as progress:
-            for part in in_parts(rows, options.batch_size):
-                host, lacking = batches.make_batch(part)
-                undecodable += lacking
-                if host is not None:
-                    batch = read_features(host, batches.regions).to(setup.device)
-                    values = setup.task.predict(setup.task.outputs(model, batch), batch)
-                    answered = find_rows(host, batches, part)
-                    predicted += [
-                        Prediction(row=row, value=value)
-                        for row, value in zip(answered, values, strict=True)
-                    ]
-                progress.advance(len(part), rejects=len(lacking))
-    except torch.OutOfMemoryError:
-        raise InputError(
-            f"--batch-size {options.batch_size} does not fit into the memory of "
-            f"--device {options.device}; give a smaller batch size"
-        ) from None
-    return predicted, undecodable
+    predictions, undecodable = list[Prediction](), list[Undecodable]()
+    with Progress(total=len(rows), unit="example", label=setup.options.task) as progress:
+        for part in in_parts(rows, setup.options.batch_size):
+            predicted, lacking = setup.predict(batches, part)
+            predictions += predicted
+            undecodable += lacking
+            progress.advance(len(part), rejects=len(lacking))
+    return predictions, undecodable
 
 
 def read_rejects(path: Path) -> Iterator[dict[str, Any]]:

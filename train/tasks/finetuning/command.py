@@ -147,8 +147,7 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     from vlmill.train.run.loop import Stopped
     from vlmill.train.run.saving import HELD_OUT, PREPARED
     from vlmill.train.run.step import NonFiniteLoss
-    from vlmill.train.tasks.finetuning.job import TaskInputs
-    from vlmill.train.tasks.finetuning.seeds import finetune_seeds
+    from vlmill.train.tasks.finetuning.job import TaskInputs, finetune_seeds
 
     input_values: dict[str, Any] = {
         field.name: getattr(args, field.name) for field in fields(TaskInputs)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.stage_batches import StageBatches
 from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
@@ -150,16 +150,10 @@ def measure_part(
     values = task.predict(outputs, batch)
     predicted = [
         Prediction(row=row, value=value)
-        for row, value in zip(find_rows(host, batches, rows), values, strict=True)
+        for row, value in zip(batches.find_rows(host, rows), values, strict=True)
     ]
     sums = {name: (float(loss) * counts[name], counts[name]) for name, loss in losses.items()}
     return predicted, sums
-
-
-def find_rows(host: HostBatch, batches: TaskBatches, rows: Sequence[int]) -> list[int]:
-    """Returns the rows that a batch has an example of: their images could be decoded."""
-    ids = {batches.table.pair_id(row): row for row in rows}
-    return [ids[pair_id] for pair_id in dict.fromkeys(host.pair_ids)]
 
 
 def mean_losses(parts: Sequence[dict[str, tuple[float, int]]]) -> dict[str, float]:

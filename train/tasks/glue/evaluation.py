@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from vlmill.runtime.files.atomic import write_text
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_averages, glue_metrics
 from vlmill.train.tasks.glue.settings import HALVES, GlueSettings
-from vlmill.train.tasks.glue.submission import write_prediction_file
 from vlmill.train.tasks.report import Case
-from vlmill.train.tasks.scores import NO_SPLIT, Figures
+from vlmill.train.tasks.scores import NO_SPLIT, Figures, require_same_ids
 from vlmill.train.tasks.task import EvaluationResult
 
 COLUMNS = ("example_id", "text_a", "text_b", "label_id", "score", "split")
@@ -184,3 +184,32 @@ def find_evaluations(pattern: str) -> list[Path]:
             "evaluate glue` wrote"
         )
     return files
+
+
+BEST_SCORE = 5.0  # of STS-B
+
+
+def prediction_file(task: str, predictions: Mapping[int, int | float]) -> str:
+    """Returns the text of a task's file: ``index`` and ``prediction``, by rising index from 0.
+
+    Classes are written by their names, STS-B's scores clipped to 0..5 with three decimals. Raises
+    InputError unless the indices are 0, 1, ... without a gap.
+    """
+    rows = range(max(predictions, default=-1) + 1)
+    require_same_ids(predictions.keys(), set(rows), f"predictions of {task}")
+    classes = TASKS[task].classes
+    written = [
+        classes[int(predictions[row])]
+        if classes
+        else f"{min(max(predictions[row], 0.0), BEST_SCORE):.3f}"
+        for row in rows
+    ]
+    lines = ["index\tprediction", *(f"{row}\t{text}" for row, text in enumerate(written))]
+    return "\n".join(lines) + "\n"
+
+
+def write_prediction_file(folder: Path, task: str, predictions: Mapping[int, int | float]) -> Path:
+    """Writes a task's file under the name that the server expects: ``SST-2.tsv``."""
+    path = folder / f"{TASKS[task].file}.tsv"
+    write_text(path, prediction_file(task, predictions))
+    return path

@@ -42,10 +42,9 @@ from vlmill.train.loading.vocabulary import CLS, SEP
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.glue.evaluation import decode_logits, evaluate_predictions
+from vlmill.train.tasks.glue.evaluation import BEST_SCORE, decode_logits, evaluate_predictions
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
 from vlmill.train.tasks.glue.settings import HALVES, GlueSettings
-from vlmill.train.tasks.glue.submission import BEST_SCORE
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,

@@ -1,4 +1,4 @@
 """NLVR2 predicts whether a statement is true of two images.
 
-Reading order: ``row``, ``settings``, ``task``, ``evaluation``.
+Reading order: ``row``, ``settings``, ``task``.
 """

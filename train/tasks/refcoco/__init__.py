@@ -1,5 +1,4 @@
 """RefCOCO, RefCOCO+ and RefCOCOg find the box that an expression names.
 
-Reading order: ``row``, ``task`` (inputs, head and losses), ``settings``, ``evaluation``,
-``metrics``.
+Reading order: ``row``, ``task`` (inputs, head, losses and evaluation), ``settings``, ``metrics``.
 """

@@ -10,7 +10,7 @@ B expressions, R regions, the full image in row 0, N of an image.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.models.registry import MODELS
+from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import EXPRESSIONS
@@ -41,11 +42,18 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
-from vlmill.train.tasks.refcoco.evaluation import evaluate_predictions
-from vlmill.train.tasks.refcoco.metrics import RULES, Boxes, Grounding, choose, iou
+from vlmill.train.tasks.refcoco.metrics import (
+    RULES,
+    Boxes,
+    Grounding,
+    IouRule,
+    choose,
+    iou,
+    refcoco_metrics,
+)
 from vlmill.train.tasks.refcoco.settings import RefcocoSettings
-from vlmill.train.tasks.scores import by_id, require_finite
+from vlmill.train.tasks.report import Case, DrawnBox
+from vlmill.train.tasks.scores import NO_SPLIT, Figures, by_id, require_finite, shares_by_group
 from vlmill.train.tasks.task import (
     EvaluationResult,
     Prediction,
@@ -55,6 +63,7 @@ from vlmill.train.tasks.task import (
     require_variant,
     without_features,
 )
+from vlmill.train.tasks.vlbert_texts import find_sides, mirrored_text
 
 LABELS = pa.schema([("box", pa.list_(pa.float32()))])
 SAME_PX = 1.0  # corners of an annotated box as far from the named one's: the same box
@@ -96,7 +105,8 @@ class Refcoco(Task):
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
         """Returns a copy with the vocabulary's tokens for left and right."""
-        return dataclasses.replace(self, sides=find_sides(words))
+        sides = find_sides(words) if self.settings.mirror_words else {}
+        return dataclasses.replace(self, sides=sides)
 
     def examples(self, path: str) -> Examples:
         """Reads expressions with the box that each names; also those without a word, and of images
@@ -289,7 +299,7 @@ def pad_rows(rows: Sequence[NDArray[np.float32]]) -> Float[Tensor, "B R *columns
 
 
 def refcoco(
-    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
+    recipe: TaskRecipe, examples: str | None, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Refcoco:
     """Returns the task of a recipe. Raises InputError for a file of labels: it has no labels."""
     if labels is not None:
@@ -298,3 +308,101 @@ def refcoco(
     require_variant(recipe)
     require_kind(recipe, from_pixels=MODELS[recipe.variant].makes_features)
     return Refcoco(settings=settings, variant=recipe.variant, feeding=recipe.stages[0].feeding)
+
+
+PUBLISHED = tuple(f"refcoco+/{split}/accuracy" for split in ("val", "testA", "testB"))
+NO_SOURCE = "expressions"  # of rows that name none
+# Groups by the number of words, and of candidates: each up to this many.
+LENGTHS = (2, 4, 7)
+CANDIDATES = (5, 10, 20)
+
+
+@dataclass(kw_only=True)
+class Split:
+    """Holds the expressions of a split of a data set: their images and texts."""
+
+    expressions: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def evaluate_predictions(
+    examples: str, groundings: Mapping[str, Grounding], rule: IouRule
+) -> EvaluationResult:
+    """Scores groundings by expression_id."""
+    figures, headline, cases = Figures(), list[str](), list[Case]()
+    for name, split in read_splits(examples, groundings).items():
+        split_groundings = {key: groundings[key] for key in split.expressions}
+        figures |= refcoco_metrics(split_groundings, name, rule)
+        figures |= by_kind(name, split, split_groundings, rule)
+        headline.append(f"{name}/accuracy")
+        cases += [
+            make_case(key, split, grounding, rule) for key, grounding in split_groundings.items()
+        ]
+    empty = sum(not len(grounding.candidates) for grounding in groundings.values())
+    notes = [f"{empty} expressions have no box to choose; they count as wrong."] if empty else []
+    return EvaluationResult(
+        figures=figures,
+        headline=headline,
+        published=PUBLISHED,
+        papers="refcoco+",
+        cases=cases,
+        notes=notes,
+    )
+
+
+def read_splits(examples: str, groundings: Mapping[str, Grounding]) -> dict[str, Split]:
+    """Returns the expressions that have been answered, by data set and split: ``refcoco+/val``."""
+    splits: dict[str, Split] = {}
+    columns = ("expression_id", "image_id", "text", "split", "source")
+    for batch in iter_batches(examples, EXPRESSIONS, columns=columns, flag="--examples"):
+        for row in batch.to_pylist():
+            key = row["expression_id"]
+            if key in groundings:
+                name = f"{row['source'] or NO_SOURCE}/{row['split'] or NO_SPLIT}"
+                splits.setdefault(name, Split()).expressions[key] = (row["image_id"], row["text"])
+    return splits
+
+
+def by_kind(name: str, split: Split, groundings: Mapping[str, Grounding], rule: IouRule) -> Figures:
+    """Returns ``NAME/accuracy/words/...`` and ``.../candidates/...``, to locate errors."""
+    right = {key: float(choose(grounding, rule).right) for key, grounding in groundings.items()}
+    words = {key: find_group(len(split.expressions[key][1].split()), LENGTHS) for key in groundings}
+    counts = {
+        key: find_group(len(grounding.candidates), CANDIDATES)
+        for key, grounding in groundings.items()
+    }
+    return shares_by_group(f"{name}/accuracy/words", right, words) | shares_by_group(
+        f"{name}/accuracy/candidates", right, counts
+    )
+
+
+def find_group(number: int, ends: tuple[int, ...]) -> str:
+    """Returns the group of a number: ``0-2``, ``3-4``, ..., and ``above-7``."""
+    first = 0
+    for end in ends:
+        if number <= end:
+            return f"{first}-{end}"
+        first = end + 1
+    return f"above-{ends[-1]}"
+
+
+def make_case(key: str, split: Split, grounding: Grounding, rule: IouRule) -> Case:
+    """Returns an expression as a report shows it; its score is the overlap of the chosen box."""
+    image_id, text = split.expressions[key]
+    chosen = choose(grounding, rule).chosen
+    boxes = [DrawnBox(box=grounding.reference, label="right", kind="right")]
+    prediction, score = "(no box)", 0.0
+    if chosen is not None:
+        box = grounding.candidates[chosen]
+        score = float(iou(grounding.reference, box[None], rule)[0])
+        prediction = f"box {chosen + 1} of {len(grounding.candidates)}"
+        boxes.append(DrawnBox(box=box, label="chosen", kind="chosen"))
+    return Case(
+        example_id=key,
+        image_id=image_id,
+        score=score,
+        text=text or "(empty)",
+        prediction=prediction,
+        right=", ".join(f"{corner:.0f}" for corner in grounding.reference),
+        boxes=tuple(boxes),
+        size=grounding.size,
+    )

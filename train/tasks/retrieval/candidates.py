@@ -11,15 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, reason_counts, reject
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.store.pairs import PairsDigest, pair_batches
+from vlmill.train.loading.vocabulary import SPECIALS
 
 STAGE = "evaluate_retrieval"  # in the rejects table
-SPECIALS = 2  # [CLS] and [SEP]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +53,6 @@ def read_pairs(table: str, split: str | None = None) -> LoadedPairs:
         contents = f"its splits are {', '.join(sorted(splits))}" if splits else "an empty table"
         raise InputError(f"--pairs {table}: nothing to rank; {contents}")
     return LoadedPairs(pairs=tuple(pairs), digest=digest.hexdigest())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Holds each pair's ``[CLS] text [SEP]`` as int64 ids, and how many were ``cut`` to fit."""
-
-    tokens: tuple[Ids, ...]
-    cut: int
-
-
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Texts:
-    """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as in training."""
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state; the caller's stays
-    tokenizer.enable_truncation(max_tokens)
-    encoded = tokenizer.encode_batch(list(texts))
-    return Texts(
-        tokens=tuple(np.array(encoding.ids, dtype=np.int64) for encoding in encoded),
-        cut=sum(bool(encoding.overflowing) for encoding in encoded),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

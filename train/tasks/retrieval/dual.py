@@ -26,8 +26,7 @@ from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.objectives.cached_contrast import StepContrast, vectors_contrast
 from vlmill.train.objectives.negatives import same_images
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.retrieval.base import RetrievalTask
-from vlmill.train.tasks.retrieval.held_out import measure_recalls, scores_of_vectors
+from vlmill.train.tasks.retrieval.base import RetrievalTask, measure_recalls, scores_of_vectors
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import Prediction

@@ -29,7 +29,7 @@ from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.tasks.retrieval.candidates import encode_texts
+from vlmill.train.loading.vocabulary import encode_texts
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text, select_ranking
 from vlmill.train.tasks.retrieval.inputs import PixelImages
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors

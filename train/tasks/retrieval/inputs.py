@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, runtime_checkable
 
@@ -19,17 +19,18 @@ from torch import Tensor
 
 from vlmill.models.positions import Positions
 from vlmill.runtime.files.copies import FULL
-from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.readers.held import Images as StoredImages
+from vlmill.runtime.readers.held import Regions
 from vlmill.runtime.readers.joining import Join
 from vlmill.runtime.readers.region_rows import is_in_range
-from vlmill.runtime.readers.regions import ABSENT, RegionReader
+from vlmill.runtime.readers.regions import ABSENT
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features, region_batch
-from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
+from vlmill.train.loading.images.crop import DecodePixels, UndecodableImage, evaluation_image
 from vlmill.train.loading.sample import Sample, chosen_regions, get_global_feature
 from vlmill.train.settings.parts import Feeding
 
@@ -78,10 +79,6 @@ def text_batches(
     return batches
 
 
-DecodePixels = Callable[[bytes, str, int], NDArray[np.uint8]]
-"""What :func:`~vlmill.train.loading.images.crop.evaluation_image` does, there or elsewhere"""
-
-
 @runtime_checkable
 class Images(Protocol):
     """Reads the images of pairs."""
@@ -102,9 +99,7 @@ class Images(Protocol):
 class RegionImages:
     """Reads the regions of images, fed by ``feeding``, and on request full images' features."""
 
-    def __init__(
-        self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
-    ) -> None:
+    def __init__(self, reader: Regions, feeding: Feeding, *, global_features: bool = False) -> None:
         self._reader, self._global_features = reader, global_features
         self.join = Join(reader.index, asking="--pairs", holding="--regions")
         # Nothing is predicted: distributions over classes are not read.
@@ -156,19 +151,6 @@ class RegionImages:
         return rows
 
 
-def load_pixels(
-    data: bytes | None, image_id: str, size: int, decode: DecodePixels = evaluation_image
-) -> NDArray[np.uint8] | Reason:
-    """Returns an image's pixels [3, S, S], or its reject reason."""
-    if not data:
-        return Reason.EMPTY
-    try:
-        return decode(data, image_id, size)
-    except UndecodableImage as error:
-        costly = error.cause.reason is Reason.TOO_EXPENSIVE
-        return Reason.TOO_EXPENSIVE if costly else Reason.UNREADABLE_IMAGE
-
-
 class PixelImages:
     """Reads images as full, unaugmented pixels, at the model's size.
 
@@ -178,7 +160,7 @@ class PixelImages:
     """
 
     def __init__(
-        self, reader: ImageReader, feeding: Feeding, decode: DecodePixels = evaluation_image
+        self, reader: StoredImages, feeding: Feeding, decode: DecodePixels = evaluation_image
     ) -> None:
         self._reader, self._feeding, self._decode = reader, feeding, decode
         self._file: BinaryIO | None = None
@@ -197,7 +179,13 @@ class PixelImages:
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
         """Returns an image's pixels [3, S, S], or its reject reason."""
         data = self._reader.read_bytes(int(self.join.find([image_id])[0]))
-        return load_pixels(data, image_id, self._feeding.image_size, self._decode)
+        if not data:
+            return Reason.EMPTY
+        try:
+            return self._decode(data, image_id, self._feeding.image_size)
+        except UndecodableImage as error:
+            costly = error.cause.reason is Reason.TOO_EXPENSIVE
+            return Reason.TOO_EXPENSIVE if costly else Reason.UNREADABLE_IMAGE
 
     def fault(self, image_id: str) -> Reason | None:
         """Returns the reject reason of an image without bytes, or that cannot be decoded."""

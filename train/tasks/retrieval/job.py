@@ -21,14 +21,13 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import get_global_widths
+from vlmill.train.loading.vocabulary import Texts, encode_texts
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import (
     Candidates,
     LoadedPairs,
     Rejects,
-    Texts,
     check_candidates,
-    encode_texts,
     read_pairs,
     select_candidates,
 )

@@ -36,8 +36,9 @@ from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.tasks.retrieval.base import NAME, RetrievalTask
-from vlmill.train.tasks.retrieval.held_out import (
+from vlmill.train.tasks.retrieval.base import (
+    NAME,
+    RetrievalTask,
     measure_recalls,
     one_row_each,
     scores_of_candidates,

@@ -20,9 +20,9 @@ from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.objectives.losses import IGNORED
 from vlmill.train.settings.parts import Feeding
-from vlmill.train.tasks.vcr.categories import WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import ChoiceSample
 from vlmill.train.tasks.vcr.settings import VcrSettings
+from vlmill.train.tasks.vcr.texts import WHOLE, find_category
 
 
 def choice_tensors(

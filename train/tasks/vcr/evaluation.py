@@ -3,7 +3,9 @@
 VCR has three accuracies: answer, rationale given the right answer, and both.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,17 +14,16 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.atomic import write_json, write_text
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.tasks.report import Case, DrawnBox
 from vlmill.train.tasks.scores import NO_SPLIT, Figures, require_finite, require_same_ids, share
 from vlmill.train.tasks.task import EvaluationResult
-from vlmill.train.tasks.vcr.examples import question_key
-from vlmill.train.tasks.vcr.submission import CHOICES as NUM_CHOICES
-from vlmill.train.tasks.vcr.submission import leaderboard_rows, write_leaderboard
+from vlmill.train.tasks.vcr.examples import NUM_CHOICES, question_key
 from vlmill.train.tasks.vcr.texts import MARK
 
 Id = TypeVar("Id", bound=int | str)
@@ -267,3 +268,63 @@ def make_case(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Cas
         ),
         size=size,
     )
+
+
+TEST_QUESTIONS = 25_263  # of the official test set
+HEADER = (
+    "annot_id",
+    *(f"answer_{i}" for i in range(NUM_CHOICES)),
+    *(f"rationale_conditioned_on_a{a}_{r}" for a in range(NUM_CHOICES) for r in range(NUM_CHOICES)),
+)
+
+
+def leaderboard_rows(
+    answer_logits: Mapping[str, NDArray[np.floating]],
+    rationale_logits: Mapping[str, NDArray[np.floating]],
+    annot_ids: Sequence[str],
+) -> list[tuple[str | float, ...]]:
+    """Returns a row of :data:`HEADER` for each question, in the order of ``annot_ids``.
+
+    ``answer_logits`` [4] and ``rationale_logits`` [4 answers, 4 rationales] become probabilities,
+    each softmax over four. The test set has no labels, so every answer's rationales are scored.
+    Raises InputError for missing and surplus ids and for logits that are not finite.
+    """
+    for name, logits in (("answers", answer_logits), ("rationales", rationale_logits)):
+        require_same_ids(logits.keys(), set(annot_ids), name)
+        require_finite(logits, name)
+    return [
+        (key, *map(float, _softmax(answer_logits[key])), *map(float, _flat(rationale_logits[key])))
+        for key in annot_ids
+    ]
+
+
+def _flat(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    return _softmax(logits.reshape(NUM_CHOICES, NUM_CHOICES)).ravel()
+
+
+def _softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    probabilities: NDArray[np.float64] = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def write_leaderboard(
+    path: Path, rows: Sequence[Sequence[str | float]], *, official: Set[str] | None = None
+) -> None:
+    """Writes rows as CSV with nine digits. ``official`` are the ids that the file must have.
+
+    Without them it has to have as many as the official test set. Raises InputError otherwise.
+    """
+    if official is not None:
+        require_same_ids({str(row[0]) for row in rows}, official, path.name)
+    elif len(rows) != TEST_QUESTIONS:
+        raise InputError(
+            f"{path.name}: {format_count(len(rows), 'question')}; the leaderboard "
+            f"expects the {TEST_QUESTIONS} of "
+            "the test set"
+        )
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows([key, *(f"{value:.9g}" for value in values)] for key, *values in rows)
+    write_text(path, out.getvalue())

@@ -17,7 +17,6 @@ from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.vocabulary import CLS, MASK, SEP
 from vlmill.train.tasks.vcr.outlines import Outline, parse_outlines
 from vlmill.train.tasks.vcr.settings import VcrSettings
-from vlmill.train.tasks.vcr.submission import CHOICES
 from vlmill.train.tasks.vcr.texts import (
     BETWEEN,
     Piece,
@@ -33,6 +32,7 @@ from vlmill.train.tasks.vcr.texts import (
 )
 from vlmill.train.tasks.vlbert_texts import SpecialIds, vcr_text
 
+NUM_CHOICES = 4  # of answers, and of rationales
 COLUMNS = (
     *("task", "label", "question", "choices", "object_names", "boxes"),
     *("question_tags", "choice_tags"),
@@ -99,10 +99,11 @@ def question_key(example_id: str, task: str) -> str:
 def find_fault(question: Question) -> tuple[Reason, str] | None:
     """Returns the fault of a row; a shifted choice, label or tag would teach nonsense."""
     counts = len(question.choices), len(question.choice_tags)
-    if counts != (CHOICES, CHOICES):
-        return Reason.BAD_ROW, f"{counts[0]} choices and tags of {counts[1]}, expected {CHOICES}"
-    if not -1 <= question.label < CHOICES:
-        return Reason.LABEL_UNKNOWN, f"label {question.label} of {CHOICES} choices"
+    if counts != (NUM_CHOICES, NUM_CHOICES):
+        expected = f"expected {NUM_CHOICES}"
+        return Reason.BAD_ROW, f"{counts[0]} choices and tags of {counts[1]}, {expected}"
+    if not -1 <= question.label < NUM_CHOICES:
+        return Reason.LABEL_UNKNOWN, f"label {question.label} of {NUM_CHOICES} choices"
     if len(question.boxes) != 4 * len(question.object_names):
         return (
             Reason.BAD_ROW,

@@ -10,7 +10,31 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from vlmill.schemas.ids import key64
-from vlmill.train.tasks.vcr.categories import PERSON, PERSON_NAMES
+
+WHOLE = 0  # the number of the full image
+PERSON = "person"
+# COCO's 80 categories in order, as VCR writes them (without spaces).
+COCO = """
+person bicycle car motorcycle airplane bus train truck boat trafficlight firehydrant stopsign
+parkingmeter bench bird cat dog horse sheep cow elephant bear zebra giraffe backpack umbrella
+handbag tie suitcase frisbee skis snowboard sportsball kite baseballbat baseballglove skateboard
+surfboard tennisracket bottle wineglass cup fork knife spoon bowl banana apple sandwich orange
+broccoli carrot hotdog pizza donut cake chair couch pottedplant bed diningtable toilet tv laptop
+mouse remote keyboard cellphone microwave oven toaster sink refrigerator book clock vase scissors
+teddybear hairdrier toothbrush
+"""
+NUMBERS = {name: number for number, name in enumerate(COCO.split(), 1)}
+# Names that any person may have (VL-BERT's code).
+UNISEX = """
+Casey Riley Jessie Jackie Avery Jaime Peyton Kerry Jody Kendall Frankie Pat Quinn
+"""
+PERSON_NAMES = tuple(UNISEX.split())
+
+
+def find_category(name: str) -> int | None:
+    """Returns the number of a category, with or without spaces; None if COCO does not have it."""
+    return NUMBERS.get(name.replace(" ", "").lower())
+
 
 Words = Sequence[str | Sequence[int]]
 

@@ -2,5 +2,5 @@
 
 Reading order: ``row``, ``task`` (input, head, loss, metric, the list of answers),
 ``settings`` (its fields), ``metrics`` (the official accuracy and the soft
-score), ``evaluation`` and ``submission`` (the servers' files).
+score), ``evaluation`` (and the servers' files).
 """

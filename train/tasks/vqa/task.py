@@ -53,16 +53,16 @@ from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy, summed_b
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.heads import HeadTask, ragged_tensors
-from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import EvaluationResult, Prediction, SampleSource, require_variant
+from vlmill.train.tasks.vlbert_texts import find_sides, mirrored_text
 from vlmill.train.tasks.vqa.evaluation import Answer, evaluate_predictions, targets_of_row
 from vlmill.train.tasks.vqa.metrics import soft_scores
 from vlmill.train.tasks.vqa.settings import VqaSettings
 
 
 def select_answers(
-    examples: str, labels: Path | None, init: LoadedCheckpoint | None, *, min_questions: int
+    examples: str | None, labels: Path | None, init: LoadedCheckpoint | None, *, min_questions: int
 ) -> list[str]:
     """Returns the answers of a run: of ``--init`` where it was fine-tuned for VQA, of ``labels``,
     of the list next to the table, or the answers of at least ``min_questions`` of its questions.
@@ -70,12 +70,12 @@ def select_answers(
     Raises InputError where a checkpoint's list and a given one differ, and where no list exists.
     """
     given_labels = None if labels is None else read_labels(labels)
-    labels_path = to_path(examples) / LABELS_FILE
+    labels_path = None if examples is None else to_path(examples) / LABELS_FILE
+    if labels_path is not None and not labels_path.is_file():
+        labels_path = None
     has_list = init is not None and init.task is not None and init.task.name == "vqa"
     # 1 is the value of the recipes with -small; it asks for every answer, as the other lists have.
-    if min_questions not in (1, MIN_QUESTIONS) and (
-        has_list or given_labels is not None or labels_path.is_file()
-    ):
+    if min_questions not in (1, MIN_QUESTIONS) and (has_list or given_labels or labels_path):
         source = (
             "--init" if has_list else labels_path if given_labels is None else f"--labels {labels}"
         )
@@ -93,8 +93,9 @@ def select_answers(
         return checkpoint_labels
     if given_labels is not None:
         return given_labels
-    if labels_path.is_file():
+    if labels_path is not None:
         return read_labels(labels_path)
+    assert examples is not None  # only a list can replace them
     answers = collect_labels(published_answers(examples), min_questions=min_questions)
     if not answers:
         raise InputError(
@@ -167,7 +168,8 @@ class Vqa(HeadTask):
     def with_vocabulary(self, words: Tokenizer) -> Self:
         """Returns a copy with the vocabulary's special tokens, and its left and right."""
         copy = super().with_vocabulary(words)
-        return dataclasses.replace(copy, mirrored=find_sides(words))
+        sides = find_sides(words) if self.settings.mirror_words else {}
+        return dataclasses.replace(copy, mirrored=sides)
 
     def examples(self, path: str) -> Examples:
         """Reads questions; their labels are their annotators' answers that are in the list."""
@@ -307,11 +309,15 @@ def make_targets(
 
 
 def vqa(
-    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
+    recipe: TaskRecipe, examples: str | None, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Vqa:
-    """Returns the task of a recipe on a table of questions; ``labels`` is a file of answers."""
+    """Returns the task of a recipe on a table of questions; ``labels`` is a file of answers.
+
+    Without a table, the file or ``init`` must have the answers.
+    """
     require_variant(recipe)
     settings: VqaSettings = recipe.settings
     answers = select_answers(examples, labels, init, min_questions=settings.min_questions)
-    report_missing_answers(examples, answers)
+    if examples is not None:
+        report_missing_answers(examples, answers)
     return Vqa(settings=settings, variant=recipe.variant, names=tuple(answers))

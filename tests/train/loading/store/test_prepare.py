@@ -56,7 +56,7 @@ def test_every_pair_is_kept_or_rejected(tables: Tables, tmp_path: Path) -> None:
         (ids[6], "no_text"),
         (ids[7], "held_out"),
     ]
-    table = SampleTable(tmp_path / "prepared")
+    table = SampleTable.open(tmp_path / "prepared")
     assert [table.pair_id(row) for row in range(len(table))] == ids[:4]
 
 
@@ -66,7 +66,7 @@ def test_samples_read_back(tables: Tables, tmp_path: Path, monkeypatch: pytest.M
     tables.write_pairs(ROWS, {"source": ["cc", "sbu", None, "cc"]})
     tables.write_regions(["p", "q", "r"])
     prepare(tables, tmp_path)
-    table = SampleTable(tmp_path / "prepared")
+    table = SampleTable.open(tmp_path / "prepared")
     assert [table.image_id(row) for row in range(4)] == ["p", "q", "p", "r"]
     assert [len(table.tokens(row)) for row in range(4)] == [5, 5, 5, 5]
     assert table.tokens(0)[0] == 2 and table.tokens(3)[-1] == 3  # [CLS], [SEP]
@@ -82,7 +82,7 @@ def test_matches_by_image_and_by_equal_text(tables: Tables, tmp_path: Path) -> N
     tables.write_pairs(ROWS)
     tables.write_regions(["p", "q", "r"])
     prepare(tables, tmp_path)
-    table = SampleTable(tmp_path / "prepared")
+    table = SampleTable.open(tmp_path / "prepared")
     matching = {(t, i) for t in range(4) for i in range(4) if table.matches(t, i)}
     of_p, of_r = {(0, 0), (0, 2), (2, 0), (2, 2)}, {(3, 3)}
     # Rows 0 and 3 are the same text but for case: a caption of both images.
@@ -93,7 +93,7 @@ def test_long_texts_are_cut_before_the_last_token(tables: Tables, tmp_path: Path
     tables.write_pairs([("p", "a dog runs a cat sleeps")])
     tables.write_regions(["p"])
     assert prepare(tables, tmp_path)["cut"] == 1
-    tokens = SampleTable(tmp_path / "prepared").tokens(0)
+    tokens = SampleTable.open(tmp_path / "prepared").tokens(0)
     assert len(tokens) == 5 and tokens[-1] == 3
 
 
@@ -126,7 +126,7 @@ def test_texts_alone_have_a_length_of_their_own(tables: Tables, tmp_path: Path) 
         (None, [5, 5], 2),
     ):
         counts = prepare(tables, tmp_path, takes_texts=True, max_tokens_alone=longest)
-        table = SampleTable(tmp_path / "prepared")
+        table = SampleTable.open(tmp_path / "prepared")
         assert table.num_tokens.tolist() == lengths and counts["cut"] == cut
         assert [table.tokens(row)[-1] for row in (0, 1)] == [3, 3]
 
@@ -137,10 +137,10 @@ def test_hard_negatives_become_rows(tables: Tables, tmp_path: Path) -> None:
     negatives = tables.write_negatives({ids[2]: [ids[1], "unknown", ids[3]], "unknown": [ids[0]]})
     counts = prepare(tables, tmp_path, negatives)
     assert counts["hard_negatives"] == 2
-    table = SampleTable(tmp_path / "prepared")
+    table = SampleTable.open(tmp_path / "prepared")
     assert [table.hard_negatives(row).tolist() for row in range(4)] == [[], [], [1, 3], []]
     prepare(tables, tmp_path)  # without negatives: nothing is left of the earlier ones
-    assert SampleTable(tmp_path / "prepared").hard_negatives(2).tolist() == []
+    assert SampleTable.open(tmp_path / "prepared").hard_negatives(2).tolist() == []
 
 
 def test_images_meet_regions_and_images_by_name(
@@ -154,7 +154,7 @@ def test_images_meet_regions_and_images_by_name(
     write_shard(tmp_path / "images", IMAGES, images)
     counts = prepare(tables, tmp_path, other_tables=(ImageReader(tmp_path / "images"),))
     assert (counts["kept"], counts["no_regions"]) == (2, 1)
-    table = SampleTable(tmp_path / "prepared")
+    table = SampleTable.open(tmp_path / "prepared")
     assert table.image_rows.tolist() == [1, 0]
     assert [table.image_id(row) for row in range(2)] == ["a/p.jpg", "q"]
     said = capsys.readouterr().err
@@ -222,7 +222,7 @@ def test_no_pairs_at_all(tables: Tables, tmp_path: Path) -> None:
     tables.write_pairs([])
     tables.write_regions(["p"])
     assert prepare(tables, tmp_path)["kept"] == 0
-    assert len(SampleTable(tmp_path / "prepared")) == 0
+    assert len(SampleTable.open(tmp_path / "prepared")) == 0
     assert summarise_pairs(tables.pairs).count == 0
 
 
@@ -254,7 +254,7 @@ def test_texts_alone(tables: Tables, tmp_path: Path) -> None:
     counts = prepare(tables, tmp_path)
     assert (counts["kept"], counts["no_picture"]) == (3, 1)
     assert prepare(tables, tmp_path, takes_texts=True)["kept"] == 4
-    table = SampleTable(tmp_path / "prepared")
+    table = SampleTable.open(tmp_path / "prepared")
     assert table.select_rows((), "text").tolist() == [1]
     assert table.select_rows(()).tolist() == [0, 2, 3]
     assert table.select_rows((), "pictures").tolist() == [0, 3]
@@ -265,7 +265,7 @@ def test_rows_come_in_the_order_of_their_images(tables: Tables, tmp_path: Path) 
     tables.write_pairs(ROWS)
     tables.write_regions(["r", "q", "p"])
     prepare(tables, tmp_path)
-    assert SampleTable(tmp_path / "prepared").select_rows(()).tolist() == [3, 1, 0, 2]
+    assert SampleTable.open(tmp_path / "prepared").select_rows(()).tolist() == [3, 1, 0, 2]
 
 
 def test_missing_images_can_be_an_error(tables: Tables, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.run import loop
 from vlmill.train.run.step import train_step
-from vlmill.train.tasks.finetuning.job import finetune
-from vlmill.train.tasks.finetuning.seeds import finetune_seeds
+from vlmill.train.tasks.finetuning.job import finetune, finetune_seeds
 from vlmill.train.tasks.registry import read_task_recipe, task_recipe_named, task_recipes
 
 

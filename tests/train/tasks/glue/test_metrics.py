@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
+from vlmill.train.tasks.glue.evaluation import prediction_file, write_prediction_file
 from vlmill.train.tasks.glue.metrics import (
     INTERBERT,
     OFFICIAL,
@@ -18,7 +19,6 @@ from vlmill.train.tasks.glue.metrics import (
     matthews,
     spearman,
 )
-from vlmill.train.tasks.glue.submission import prediction_file, write_prediction_file
 
 CLASSES = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=12)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.tasks.nlvr2.evaluation import (
+from vlmill.train.tasks.nlvr2.task import (
     consistency_groups,
     nlvr2_metrics,
     select_results,

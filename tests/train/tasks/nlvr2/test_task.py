@@ -26,8 +26,7 @@ from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.evaluating.job import evaluate_task, predict_all, prepare_batches
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
-from vlmill.train.tasks.nlvr2.evaluation import evaluate_predictions
-from vlmill.train.tasks.nlvr2.task import as_pairs
+from vlmill.train.tasks.nlvr2.task import as_pairs, evaluate_predictions
 from vlmill.train.tasks.registry import task_recipe_named
 
 if TYPE_CHECKING:

@@ -12,13 +12,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.loading.store.pairs import summarise_pairs
-from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
-from vlmill.train.tasks.retrieval.candidates import (
-    Pair,
-    encode_texts,
-    read_pairs,
-    select_candidates,
-)
+from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, encode_texts
+from vlmill.train.tasks.retrieval.candidates import Pair, read_pairs, select_candidates
 from vlmill.train.tasks.retrieval.examples import (
     evenly,
     examples,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmill.train.tasks.retrieval.held_out import (
+from vlmill.train.tasks.retrieval.base import (
     measure_recalls,
     one_row_each,
     sample_alignment_scores,

@@ -33,9 +33,8 @@ from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.sample import kept_lengths, select_tokens
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
-from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
+from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, encode_texts
 from vlmill.train.tasks.retrieval import matching as retrieval_scores
-from vlmill.train.tasks.retrieval.candidates import encode_texts
 from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages, text_batches
 from vlmill.train.tasks.retrieval.matching import cut_texts, make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import (

@@ -20,10 +20,10 @@ from tests.train.tasks.retrieval.test_matching import (
 from tests.train.tasks.retrieval.test_variants import Workplace
 
 from vlmill.runtime.readers.regions import RegionReader
+from vlmill.train.loading.vocabulary import encode_texts
 from vlmill.train.tasks.retrieval import job
 from vlmill.train.tasks.retrieval import matching as retrieval_scores
 from vlmill.train.tasks.retrieval import score_store as kept_scores
-from vlmill.train.tasks.retrieval.candidates import encode_texts
 from vlmill.train.tasks.retrieval.inputs import RegionImages
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.score_store import ScoreCache

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.train.tasks.choices import choice_row, write_choices
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.tasks.vcr import submission
+from vlmill.train.tasks.vcr import evaluation
 from vlmill.train.tasks.vcr.evaluation import SCORES, evaluate_predictions, make_case, write_scores
 
 SIZE = (200, 100)
@@ -69,11 +69,11 @@ def test_a_split_without_labels_has_a_file(tmp_path: Path, monkeypatch: pytest.M
     scores = {row["example_id"]: logits(number % 4) for number, row in enumerate(rows)}
     outcome = evaluate_predictions(write_choices(tmp_path, rows), scores, {}, None)
     assert outcome.figures == {"vcr/test/q_a": None, "vcr/test/qa_r": None}
-    monkeypatch.setattr(submission, "TEST_QUESTIONS", 1)
+    monkeypatch.setattr(evaluation, "TEST_QUESTIONS", 1)
     for write in outcome.files:
         write(tmp_path)
     header, row = csv.reader((tmp_path / "vcr_test.csv").open())
-    assert header == list(submission.HEADER) and row[0] == "test-0"
+    assert header == list(evaluation.HEADER) and row[0] == "test-0"
     values = np.array(row[1:], dtype=np.float64).reshape(5, 4)
     assert values.argmax(1).tolist() == [0, 1, 2, 3, 0]
     del scores["vcr/test-0/qa2r/2"]

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.tasks.vcr.evaluation import vcr_hits
-from vlmill.train.tasks.vcr.submission import HEADER, leaderboard_rows, write_leaderboard
+from vlmill.train.tasks.vcr.evaluation import HEADER, leaderboard_rows, vcr_hits, write_leaderboard
 
 SCORES = st.lists(st.integers(-2, 2), min_size=4, max_size=4)
 

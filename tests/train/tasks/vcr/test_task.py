@@ -33,7 +33,6 @@ from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.batches import TaskBatches
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune, open_task, prepare_examples
 from vlmill.train.tasks.vcr.batch_tensors import choice_tensors, mean_of_choices, pooled_scores
-from vlmill.train.tasks.vcr.categories import WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import (
     COLUMNS,
     SEGMS,
@@ -44,6 +43,7 @@ from vlmill.train.tasks.vcr.examples import (
 )
 from vlmill.train.tasks.vcr.settings import VcrSettings
 from vlmill.train.tasks.vcr.task import Vcr, list_mentioned_objects, question_about, sample_with
+from vlmill.train.tasks.vcr.texts import WHOLE, find_category
 
 PEOPLE = "casey riley jessie jackie avery jaime peyton kerry jody kendall frankie pat quinn"
 THINGS = "what does do ? it barks purrs floats sings is a dog cat boat bird . and"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.answers import soft_score as score_of_votes
 from vlmill.schemas.errors import InputError
+from vlmill.train.tasks.vqa.evaluation import write_results
 from vlmill.train.tasks.vqa.metrics import (
     Annotation,
     accuracy,
@@ -17,7 +18,6 @@ from vlmill.train.tasks.vqa.metrics import (
     soft_score,
     soft_scores,
 )
-from vlmill.train.tasks.vqa.submission import write_results
 
 YES_AND_NO = Annotation(answers=("yes",) * 7 + ("no",) * 3, answer_type="yes/no")
 

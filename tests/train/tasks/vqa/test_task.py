@@ -14,7 +14,7 @@ from tests.train.tasks.questions import question
 from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, train_vocabulary
-from vlmill.train.tasks.mirrored_texts import mirrored_text
+from vlmill.train.tasks.vlbert_texts import mirrored_text
 from vlmill.train.tasks.vqa.settings import VqaSettings
 from vlmill.train.tasks.vqa.task import Vqa, make_targets, select_answers, swap_sides
 
