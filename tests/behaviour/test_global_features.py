@@ -80,7 +80,7 @@ def test_batches_hold_those_of_the_shown_images(tables: Tables, stage: Stage) ->
     tables.write()
     tables.write_regions(list(NAMES), whole=NAMES)
     batches = make(tables, stage)
-    assert batches.regions is not None
+    assert isinstance(batches.regions, RegionReader)
     matching = []
     for index in range(3):
         stored = batches.assembled(index)

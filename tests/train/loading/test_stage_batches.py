@@ -201,7 +201,7 @@ def test_buckets_and_padding_leave_the_pairs_of_an_epoch(
 def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables: Tables) -> None:
     path = next(Path(tables.regions).glob("*.parquet"))
     data = bytearray(path.read_bytes())
-    assert batches.regions is not None
+    assert isinstance(batches.regions, RegionReader)
     _, offset, _ = find_value(batches.regions, "features", 0) or (0, 0, 0)
     data[offset : offset + 2] = b"\x00\xfe"  # -NaN
     path.write_bytes(data)
@@ -216,7 +216,7 @@ def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
 ) -> None:
     path = next(Path(tables.regions).glob("*.parquet"))
     data = bytearray(path.read_bytes())
-    assert batches.regions is not None
+    assert isinstance(batches.regions, RegionReader)
     _, offset, _ = find_value(batches.regions, "features", 0) or (0, 0, 0)
     data[offset - 4 : offset] = b"\xff" * 4  # the length of the value
     path.write_bytes(data)

@@ -18,7 +18,7 @@ from vlmill.train.tasks.retrieval.inputs import PixelImages
 def test_image_is_decoded_once(tmp_path: Path) -> None:
     decoded: list[str] = []
 
-    def decode(data: bytes, image_id: str, size: int) -> NDArray[np.uint8]:
+    def decode(data: bytes | None, image_id: str, size: int) -> NDArray[np.uint8]:
         decoded.append(image_id)
         if image_id == "costly":
             raise UndecodableImage(image_id, Rejected(Reason.TOO_EXPENSIVE, "1,000 scans"))

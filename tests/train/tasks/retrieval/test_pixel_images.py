@@ -22,7 +22,8 @@ def read_bytes(number: int) -> bytes:
 
 
 def open_images(monkeypatch: pytest.MonkeyPatch, decoded: Counter[str]) -> PixelImages:
-    def decode(data: bytes, image_id: str, size: int) -> Any:
+    def decode(data: bytes | None, image_id: str, size: int) -> Any:
+        assert data is not None
         decoded[image_id] += 1
         return np.full((3, size, size), int(data), np.uint8)
 
