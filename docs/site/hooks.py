@@ -98,6 +98,8 @@ PAPER_AND_CODE = (
 _LINK = re.compile(r"(!?)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^()\s]+)\)")
 _SUBCOMMANDS = re.compile(r"^positional arguments:\n  \S+\n((?:    .*\n)+)", re.M)
 
+SHIM = re.compile(r'<script src="(https:[^"]+/iframe-worker/shim)"></script>')
+
 
 def on_config(config: Any) -> Any:
     """Links the pages to the repository that a workflow of a host builds them for."""
@@ -349,3 +351,14 @@ def _installed(name: str) -> Distribution | None:
         return distribution(name)
     except PackageNotFoundError:  # of an extra that is not installed here
         return None
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Keeps the script by which the theme searches in pages opened as files to these: served pages
+    search without it, and nothing is fetched from elsewhere when one is read.
+    """
+    write = r"""document.write("<script src='\1'><\\/script>")"""
+    return SHIM.sub(rf'<script>if (location.protocol === "file:") {write}</script>', output)
+
+
+on_post_template = on_post_page  # the page for addresses that do not exist

@@ -1,5 +1,6 @@
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_weights_say_which_features_describe() -> None:
     ]
     weights = fit_weights(examples)
     assert weights["named"] > 0 > weights["far"] and "odd" not in weights
-    source: dict[str, object] = {}
+    source: dict[str, object] = {"Mapping": Mapping}  # imported where the weights are
     exec(weights_source(weights), source)
     assert source["WEIGHTS"] == weights
 
