@@ -6,7 +6,6 @@ An array of objects is a pickle: it is read as plain data only
 
 import ast
 import io
-import math
 import os
 import re
 import struct
@@ -23,7 +22,7 @@ from vlmill.extract.formats.pickled import object_array_parts
 from vlmill.extract.formats.records import BadRecord
 from vlmill.extract.formats.similar_pickles import SimilarPickles
 from vlmill.extract.formats.unfinished import Part
-from vlmill.models.convert.plain_pickle import BadPickle, Pickled
+from vlmill.models.convert.plain_pickle import BadPickle, Pickled, view_array
 from vlmill.schemas.rejects import Reason
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -149,19 +148,13 @@ def parse_array(data: bytes | memoryview) -> Any:
         raise BadRecord("an array without numpy's header")
     begin = start + length
     text, sides, fortran = _parse_header(bytes(data[start:begin]))
-    if "O" in text:
-        try:
-            return loads(data[begin:])
-        except BadPickle as error:
-            raise BadRecord(str(error)) from None
-    kind, size = np.dtype(text), max(0, len(data) - begin)
-    if min(sides, default=0) < 0 or math.prod(sides) * kind.itemsize != size:
-        raise BadRecord(f"{size} bytes for an array of shape {sides}")
-    flat = np.frombuffer(data, kind, count=math.prod(sides), offset=begin if size else 0)
+    content = memoryview(data)[begin:]
     try:
-        return flat.reshape(sides, order="F" if fortran else "C")
-    except ValueError:  # too many sides, or a huge one next to a 0
-        raise BadRecord(f"an array of shape {str(sides)[:100]}") from None
+        if "O" in text:
+            return loads(content)
+        return view_array(content, np.dtype(text), sides, "F" if fortran else "C")
+    except BadPickle as error:
+        raise BadRecord(str(error)) from None
 
 
 @lru_cache(maxsize=1024)  # the same shapes and types repeat, and Python's parser is slow

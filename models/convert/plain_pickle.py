@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,20 @@ def _parse_kind(text: str) -> np.dtype[Any] | None:
     raise BadPickle(f"an array of type {text[:40]}")
 
 
+def view_array(
+    data: bytes | memoryview, kind: np.dtype[Any], shape: tuple[Any, ...], order: Literal["C", "F"]
+) -> npt.NDArray[Any]:
+    """Returns bytes as an array, without a copy. Raises BadPickle unless they fill ``shape``."""
+    try:
+        array = np.ndarray(shape, kind, data, order=order)
+    except (TypeError, ValueError):  # sides that are no numbers, or more of them than bytes
+        array = None
+    # numpy takes -1 for the number of elements that there are
+    if array is None or array.shape != shape or array.nbytes != len(data):
+        raise BadPickle(f"{len(data)} bytes for an array of shape {str(shape)[:100]}")
+    return array
+
+
 class Kind:
     """Specifies the type of an array's elements: numbers, text or objects."""
 
@@ -62,14 +76,7 @@ class Kind:
             raise BadPickle("an array's numbers are not bytes")
         if not isinstance(shape, tuple):
             raise BadPickle("the shape of an array is not a tuple")
-        try:
-            array = np.ndarray(shape, self.kind, data, order="F" if order == "F" else "C")
-        except (TypeError, ValueError):  # sides that are no numbers, or more of them than bytes
-            array = None
-        # numpy takes -1 for the number of elements that there are
-        if array is None or array.shape != shape or array.nbytes != len(data):
-            raise BadPickle(f"{len(data)} bytes for an array of shape {str(shape)[:100]}")
-        return array
+        return view_array(data, self.kind, shape, "F" if order == "F" else "C")
 
 
 class Pickled:
