@@ -173,9 +173,11 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
     ):
         raise InputError(f"FILE {path}: ids, sizes and pos_boxes disagree; write it again")
     sizes = None if sized else context.sizes_near(path)
+    with path.open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     return Layout(
         path=path,
-        data={name: map_dataset(file[stored], path) for name, stored in names.items()},
+        data={name: map_dataset(file[stored], mapped) for name, stored in names.items()},
         count=count,
         ranges=ranges,
         states={name: file.attrs.get(name) for name in STATED},
@@ -233,8 +235,8 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
         raise InputError(f"FILE {path}: {name} is {data.shape}, more rows than the file has bytes")
 
 
-def map_dataset(data: h5py.Dataset, path: Path) -> h5py.Dataset | Array:
-    """Returns a data set of numbers as an array that maps its bytes in the file.
+def map_dataset(data: h5py.Dataset, mapped: mmap.mmap) -> h5py.Dataset | Array:
+    """Returns a data set of numbers as an array of its bytes in the mapped file.
 
     Reading a part of it through the library takes ten times as long. A data set in chunks, or of
     which the file is cut, is returned unchanged.
@@ -242,8 +244,6 @@ def map_dataset(data: h5py.Dataset, path: Path) -> h5py.Dataset | Array:
     offset, kind = data.id.get_offset(), data.dtype
     if kind.kind not in "iuf" or data.chunks is not None or offset is None or not data.size:
         return data
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if offset + data.nbytes > len(mapped):
         return data
     array: Array = np.ndarray(data.shape, kind, mapped, offset)

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import mmap
 import os
 import pickle
 import zipfile
@@ -350,7 +351,10 @@ def test_every_way_to_store_a_data_set_gives_the_same_rows(tmp_path: Path, store
             kind = array.dtype.newbyteorder(">" if stored == "big-endian" else "<")
             chunks = (8, *array.shape[1:]) if stored == "in chunks" else None
             file.create_dataset(name, data=array.astype(kind), chunks=chunks)
-        is_mapped = [isinstance(map_dataset(file[name], path), np.ndarray) for name in arrays]
+        file.flush()
+        with path.open("rb") as stream:
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        is_mapped = [isinstance(map_dataset(file[name], mapped), np.ndarray) for name in arrays]
     assert is_mapped == [stored != "in chunks"] * len(arrays)
     reader = rows_of(tmp_path / "out", path)
     for row in rows:
