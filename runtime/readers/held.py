@@ -46,10 +46,11 @@ class HeldImages:
 class Regions(ABC):
     """Finds the regions of images: in a table, or in memory.
 
-    ``arrays`` is the metadata of the binary columns.
+    ``arrays`` is the metadata of the binary columns, ``name`` the regions' name in messages.
     """
 
     arrays: dict[str, Any]
+    name: str
 
     @property
     @abstractmethod
@@ -70,7 +71,7 @@ class Regions(ABC):
         try:
             return int(self.arrays["features"]["dim"])
         except (KeyError, TypeError, ValueError):
-            raise InputError("--regions: the metadata lacks the features' width") from None
+            raise InputError(f"{self.name}: the metadata lacks the features' width") from None
 
     def row(self, number: int) -> RegionRow:
         """Returns row ``number``; its arrays are read-only views if a file allows it.
@@ -83,6 +84,8 @@ class Regions(ABC):
 
 class HeldRegions(Regions):
     """Holds the regions of images in memory, with the values that a table would store."""
+
+    name = "--regions"
 
     def __init__(self, rows: Sequence[RegionRow], arrays: dict[str, Any]) -> None:
         self.arrays, self._counts = arrays, np.array([len(row.boxes) for row in rows], np.int32)

@@ -56,7 +56,7 @@ class RegionReader(ShardReader, Regions):
     ) -> None:
         super().__init__(argument, flag)
         self._cached_rows = 0
-        self.producer = read_producer(self.paths[0])
+        self.name, self.producer = str(self.paths[0]), read_producer(self.paths[0])
         self.arrays = read_array_formats(self.paths[0])
         for path in self.paths[1:]:
             detector = _fingerprint(read_producer(path))
