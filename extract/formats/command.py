@@ -1,7 +1,6 @@
 """Declares the arguments of ``extract-rois import`` and ``export``, and runs both."""
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMATS, describe_formats
 from vlmill.runtime.console.command import int_at_least, print_reading_hint, print_status
-from vlmill.runtime.files.copies import FULL
+from vlmill.runtime.files.copies import full_disk_reason
 from vlmill.schemas.rejects import format_rejects
 
 IMPORT_EXAMPLES = f"""examples:
@@ -145,9 +144,7 @@ def full_disk_named(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Arrow has the error of the system in its message only.
-        reason = next((r for r in map(os.strerror, FULL) if r in str(error)), None)
-        if reason is None:
+        if (reason := full_disk_reason(error)) is None:
             raise
         raise OSError(
             f"--output {output}: {reason}; free disk space, and the same command continues"

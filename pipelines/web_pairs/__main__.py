@@ -2,8 +2,6 @@
 
 import argparse
 import dataclasses
-import errno
-import os
 import sys
 from collections.abc import Sequence
 
@@ -27,6 +25,7 @@ from vlmill.runtime.console.command import (
 )
 from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.extras import require_extra
+from vlmill.runtime.files.copies import full_disk_reason
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local
 from vlmill.runtime.net.remote_file import Unreachable
@@ -263,8 +262,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     except Unreachable as error:
         raise OSError(str(error)) from None
     except OSError as error:
-        # Arrow and workers put the error's cause only in its message.
-        if os.strerror(errno.ENOSPC) not in str(error):
+        if full_disk_reason(error) is None:
             raise
         raise OSError(
             f"{error}; free disk space at {args.output}, and the same command continues"

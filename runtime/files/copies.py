@@ -39,6 +39,14 @@ def disk_full_error(error: OSError) -> OSError:
     return OSError(error.errno, message, str(cache_folder()))
 
 
+def full_disk_reason(error: OSError) -> str | None:
+    """Returns the system's text for a full disk; None for other errors.
+
+    Arrow and workers put the cause of an error only in its message.
+    """
+    return next((reason for reason in map(os.strerror, FULL) if reason in str(error)), None)
+
+
 def bound_bytes() -> int:
     """Returns the size limit of the copies. Raises InputError if it is not a number."""
     text = os.environ.get(BOUND, str(BOUND_BYTES))
