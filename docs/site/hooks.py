@@ -55,8 +55,8 @@ PUBLIC = {
     "The package": ("vlmill.load", "vlmill.open_table"),
     "What `load` returns": (
         "vlmill.inference.load.public.Pretrained",
-        "vlmill.inference.load.answering.Classes",
-        "vlmill.inference.load.answering.Grounded",
+        "vlmill.inference.load.model.Classes",
+        "vlmill.inference.load.model.Grounded",
         "vlmill.inference.load.explaining.Explanation",
     ),
     "The services' clients": ("vlmill.client.Client", "vlmill.client.AsyncClient"),

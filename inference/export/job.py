@@ -32,7 +32,6 @@ from vlmill.train.loading.batch import normalise_pixels
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.vocabulary import vocabulary_contents
 from vlmill.train.tasks.retrieval.checks import (
-    body_config,
     find_feeding,
     longest_text,
     select_ranking,
@@ -139,7 +138,7 @@ def make_graphs(loaded: LoadedCheckpoint) -> list[Graph]:
 
 
 def _text_graph(loaded: LoadedCheckpoint) -> Graph:
-    config = body_config(loaded)
+    config = loaded.body
     longest = longest_text(loaded, find_feeding(loaded))
     return Graph(
         name="text",
@@ -153,7 +152,7 @@ def _text_graph(loaded: LoadedCheckpoint) -> Graph:
 
 
 def _image_graph(loaded: LoadedCheckpoint) -> Graph:
-    config = body_config(loaded)
+    config = loaded.body
     side = config.image_size
     return Graph(
         name="image",
@@ -171,7 +170,7 @@ def _image_graph(loaded: LoadedCheckpoint) -> Graph:
 
 
 def _score_graph(loaded: LoadedCheckpoint) -> Graph:
-    config, feeding = body_config(loaded), find_feeding(loaded)
+    config, feeding = loaded.body, find_feeding(loaded)
     longest, global_width = longest_text(loaded, feeding), sum(get_global_widths(config))
     inputs = {
         **TEXT_INPUTS,

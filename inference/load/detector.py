@@ -22,7 +22,7 @@ from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.images.plan import HeldImage
 from vlmill.extract.run.devices import Engine, WorkerSettings, split_windows, start_engine
 from vlmill.extract.run.job import Job
-from vlmill.inference.load.images import warn
+from vlmill.inference.load.faults import warn
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.registry import get_variant
 from vlmill.runtime.console.lineage import OK, Node, lineage

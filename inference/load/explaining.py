@@ -9,6 +9,7 @@ a grid, which are made grey.
 R parts.
 """
 
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,23 +21,22 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from vlmill.inference.load.answering import (
-    ANSWER,
-    CLASSIFY,
-    ENTAIL,
+from vlmill.inference.load.model import (
+    CLASSIFICATION,
+    ENTAILMENT,
+    VQA,
+    LoadedModel,
     TaskOutput,
     read_answer,
     read_classes,
 )
-from vlmill.inference.load.images import ImageLike, read_image_bytes
-from vlmill.inference.load.model import LoadedModel
+from vlmill.inference.load.scoring import feed, score_each
 from vlmill.runtime.readers.held import HeldRegions
 from vlmill.runtime.readers.region_rows import PER_BOX
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.images.decode import decode
 from vlmill.schemas.rejects import Rejected
-from vlmill.train.loading.features import read_features
 from vlmill.train.loading.images.crop import BOUNDS
 from vlmill.train.tasks.evaluating.job import weigh_example
 from vlmill.train.tasks.retrieval.job import get_max_elements
@@ -82,20 +82,19 @@ class Weights:
     label: str = ""
 
 
-def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanation:
-    """Returns the parts of an image that the model's score of a text rests on.
+def explain_image(model: LoadedModel, content: bytes, text: str) -> Explanation:
+    """Returns the parts of an encoded image that the model's score of a text rests on.
 
     Raises InputError for a model without a head that predicts or scores, for a text without a word
     where the head needs one, and for an image that cannot be read or has fewer than two regions.
     """
-    content = read_image_bytes(image)
     try:
         pixels = decode(content, BOUNDS).image
     except Rejected as why:
         raise InputError(f"the image cannot be read: {why.reason}; give another image") from None
     record = model.loaded.task
-    task = ANSWER if record is None and model.labels is not None else record and record.name
-    if task in (ANSWER, CLASSIFY, ENTAIL):
+    task = VQA if record is None and model.labels is not None else record and record.name
+    if task in (VQA, CLASSIFICATION, ENTAILMENT):
         result = model.run_one(task, partial(weigh_task, pixels.size), content, text)
     elif reads_regions(model):
         effects = measure_region_effects(model, content, text)
@@ -118,7 +117,7 @@ def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanatio
 
 def weigh_task(size: tuple[int, int], output: TaskOutput) -> Weights:
     """Returns the weights of the parts of an image of ``size`` for the prediction of a head."""
-    is_answer = output.model.recipe.task == ANSWER
+    is_answer = output.model.recipe.task == VQA
     label = read_answer(output) if is_answer else read_classes(output).label
     if output.batches.regions is None:
         return weigh_squares(output, size, label)
@@ -136,7 +135,7 @@ def score_batch(output: TaskOutput) -> Callable[[tuple[int, int, int, int] | Non
     model, batches, prediction = output.model, output.batches, output.prediction
     host, _ = batches.make_batch([prediction.row])
     assert host is not None  # the example was predicted
-    batch = read_features(host, batches.regions).to(model.device)
+    batch = host.to(model.device)
 
     @torch.inference_mode()
     def score(square: tuple[int, int, int, int] | None) -> float:
@@ -177,7 +176,8 @@ def weigh_squares_of_score(model: LoadedModel, image: Image.Image, text: str) ->
     """Returns the weights of the squares of an image for its score with a text."""
     boxes = grid_boxes(*image.size)
     images = [image, *(grey_out(image, box) for box in boxes)]
-    scores = model.score(images, [text])[:, 0]
+    (matrix,) = score_each(model, [(list(map(encode_png, images)), [text])])
+    scores = matrix[:, 0]
     if not np.isfinite(scores).all():
         raise InputError(f"{text!r} has no word; give a text with one")
     return Weights(boxes=boxes, weights=scores[0] - scores[1:], score=float(scores[0]))
@@ -189,6 +189,13 @@ def grey_out(image: Image.Image, box: Floats) -> Image.Image:
     corners = [round(float(corner)) for corner in box]
     covered.paste((GREY, GREY, GREY), (corners[0], corners[1], corners[2], corners[3]))
     return covered
+
+
+def encode_png(image: Image.Image) -> bytes:
+    """Returns an image as a PNG: the same pixels."""
+    content = io.BytesIO()
+    image.save(content, "PNG", compress_level=1)
+    return content.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +232,7 @@ def measure_region_effects(model: LoadedModel, image: bytes, text: str) -> Regio
         make_scorer(model.loaded.model, get_max_elements(model.feeding)),
         tokens,
         names,
-        model.feed(HeldRegions(variants, regions.arrays)),
+        feed(model, HeldRegions(variants, regions.arrays)),
         device=model.device,
         batch_size=model.batch_size,
     )[:, 0]

@@ -1,36 +1,24 @@
-"""Computes what ``vlmill.load`` and the service give: a checkpoint for raw images and strings.
+"""Opens a checkpoint for raw images and texts, and predicts with the head of its task.
 
-I images, T texts, D width of the vectors. The functions of ``extract-rois run`` and ``train-vl
-evaluate`` detect and score the images, which stay in memory, so the numbers are the same.
+The functions of ``extract-rois run`` and ``train-vl evaluate`` detect the regions and predict; the
+images stay in memory, so the numbers are the same.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
 from vlmill.extract.weights import resolve_weights
-from vlmill.inference.load.answering import (
-    TaskOutput,
-    hold_examples,
-    open_head,
-)
 from vlmill.inference.load.detector import RegionDetector, open_recorded_detector
-from vlmill.inference.load.images import (
-    ImageLike,
-    read_image_bytes,
-    require_list,
-    warn,
-    warn_faults,
-    without_words,
-)
-from vlmill.inference.search.embedding_inputs import find_embedding_mode
+from vlmill.inference.load.faults import warn
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.readers.held import HeldImages, HeldRegions
 from vlmill.schemas.errors import InputError, with_article
@@ -39,26 +27,67 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.named import DETECTOR, resolve_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
+from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.vocabulary import SPECIALS, encode_texts
 from vlmill.train.settings.parts import Feeding
-from vlmill.train.tasks.batches import in_parts
-from vlmill.train.tasks.evaluating.model import TaskModel
-from vlmill.train.tasks.retrieval.checks import (
-    body_config,
-    find_feeding,
-    longest_text,
-    select_ranking,
-)
-from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
-from vlmill.train.tasks.retrieval.job import get_max_elements
-from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
-from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
+from vlmill.train.tasks.batches import TaskBatches, TaskModel, in_parts
+from vlmill.train.tasks.classification.evaluation import Labelling
+from vlmill.train.tasks.classification.task import Classification
+from vlmill.train.tasks.evaluating.recipe import find_recipe, open_task
+from vlmill.train.tasks.refcoco.metrics import Grounding
+from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
+from vlmill.train.tasks.task import Prediction
+from vlmill.train.tasks.vqa.evaluation import Answer
+from vlmill.train.tasks.vqa.task import Vqa
 
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
 IMAGES_AT_ONCE = 256  # images with regions in memory: 0.4 MB each at 100 x 2048
+VQA, REFCOCO, CLASSIFICATION, ENTAILMENT = "vqa", "refcoco", "classification", "entailment"
+# By task: the labels of an example that has none. Prediction reads no box, but a row must have one.
+NO_LABELS: dict[str, dict[str, Any]] = {
+    VQA: {"label_ids": [], "label_scores": []},
+    REFCOCO: {"box": [0.0, 0.0, 1.0, 1.0]},
+    CLASSIFICATION: {"class_ids": [], "is_public": 0},
+    ENTAILMENT: {"class_ids": [], "is_public": 0},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grounded:
+    """Holds the boxes of an image by how well an expression fits them, the best first.
+
+    ``boxes`` are float32 [N, 4], x1, y1, x2, y2 in pixels of the upright image; ``scores`` float32
+    [N] the head's logits, in descending order. N is 0 if the detector found nothing.
+    """
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """Holds the classes of an image: the predicted ``labels`` (one, unless the checkpoint gives
+    several), and the probability of every class, the likeliest first.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        """Returns the likeliest class."""
+        return next(iter(self.probabilities))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOutput:
+    """Holds the prediction for one of some examples, with the model and the batches of all."""
+
+    model: TaskModel
+    batches: TaskBatches
+    prediction: Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +104,7 @@ class HeldInputs:
 
 @dataclass(kw_only=True)
 class LoadedModel:
-    """Scores, embeds, answers, grounds and classifies with a checkpoint; ``detector`` and
-    ``labels`` are files.
-
-    Invalid images and texts produce a warning and NaN results.
-    """
+    """Holds a checkpoint on a device; ``detector`` and ``labels`` are files."""
 
     loaded: LoadedCheckpoint
     device: torch.device
@@ -104,94 +129,11 @@ class LoadedModel:
                 f"{with_article(self.loaded.variant)}, which reads no regions; remove detector"
             )
 
-    def score(self, images: Sequence[ImageLike], texts: Sequence[str]) -> Floats:
-        """Scores every image with every text, float32 [I, T]: logits of the matching head, or
-        cosines if the model has a contrastive head.
-
-        Raises InputError for a model without either head.
-        """
-        (scores,) = self.score_each([(images, texts)])
-        return scores
-
-    def score_each(
-        self, requests: Sequence[tuple[Sequence[ImageLike], Sequence[str]]]
-    ) -> list[Floats]:
-        """Scores like :meth:`score` for several requests, each with its own images and texts.
-
-        Computations on single images or texts, such as a detector's, run on those of all requests
-        together.
-        """
-        images = [self._contents(members) for members, _ in requests]
-        texts = [require_list(members, "texts") for _, members in requests]
-        contents = list(chain(*images))
-        if select_ranking(self.loaded) == "contrast":
-            image_vectors = split_rows(self._image_vectors(contents), images)
-            words = split_rows(self.encode_texts(list(chain(*texts))), texts)
-            return [
-                image_block @ text_block.T
-                for image_block, text_block in zip(image_vectors, words, strict=True)
-            ]
-        scores, tokens = list[Floats](), list[tuple[list[Ids], list[int]]]()
-        positions = list[tuple[int, int]]()  # of each image: its request, and its row there
-        for members, request_texts in zip(images, texts, strict=True):
-            every, good = self.tokens(request_texts)
-            warn_faults("text", without_words(len(request_texts), good))
-            positions += [(len(scores), row) for row in range(len(members))]
-            tokens.append(([every[index] for index in good], good))
-            scores.append(np.full((len(members), len(request_texts)), np.nan, dtype=np.float32))
-        scorer, faults = (
-            make_scorer(self.loaded.model, get_max_elements(self.feeding)),
-            dict[int, Reason](),
-        )
-        for start in range(0, len(contents), IMAGES_AT_ONCE):
-            block = contents[start : start + IMAGES_AT_ONCE]
-            held = self.hold(
-                {str(start + index): data for index, data in enumerate(block)}, self.feeding
-            )
-            fed = self.feed(held.regions or held.images)
-            unread = {name: why for name in held.rows if (why := fed.fault(name)) is not None}
-            good_ones = [(name, *positions[int(name)]) for name in held.rows if name not in unread]
-            for request, request_entries in groupby(good_ones, lambda entry: entry[1]):
-                names, _, rows = zip(*request_entries, strict=True)
-                logits = match_scores(
-                    scorer,
-                    tokens[request][0],
-                    names,
-                    fed,
-                    device=self.device,
-                    batch_size=self.batch_size,
-                )
-                scores[request][np.ix_(rows, tokens[request][1])] = logits
-            faults |= {int(name): why for name, why in (held.faults | unread).items()}
-        warn_faults("image", faults)
-        return scores
-
-    def encode_images(self, images: Sequence[ImageLike]) -> Floats:
-        """Returns unit vectors of images, float32 [I, D]. Raises InputError for a model that
-        reads texts and images together.
-        """
-        return self._image_vectors(self._contents(images))
-
-    def encode_texts(self, texts: Sequence[str]) -> Floats:
-        """Returns unit vectors of texts, float32 [T, D]; products with image vectors rank them."""
-        self._require_dual("encode_texts")
-        texts = require_list(texts, "texts")
-        tokens, good = self.tokens(texts)
-        warn_faults("text", without_words(len(texts), good))
-        vectors = np.full((len(texts), self.loaded.config.width), np.nan, dtype=np.float32)
-        vectors[good] = text_vectors(
-            self.loaded.model,
-            [tokens[index] for index in good],
-            device=self.device,
-            batch_size=self.batch_size,
-        )
-        return vectors
-
     def run_task(
         self,
         task: str,
         read: Callable[[TaskOutput], Result],
-        requests: Sequence[tuple[ImageLike, str]],
+        requests: Sequence[tuple[bytes, str]],
     ) -> list[Result | InputError]:
         """Returns what ``read`` makes of the predictions of the head of ``task`` for texts, each
         about its image; an error replaces a failed one.
@@ -202,16 +144,16 @@ class LoadedModel:
             self._heads[task] = open_head(self.loaded, task, self.labels, self.device)
         model = self._heads[task]
         examples, texts = model.task.examples(""), [text for _, text in requests]
-        tokens, worded = self.tokens(texts, model.max_tokens)
+        tokens, worded = self.tokens(texts, model.max_tokens - model.task.form.adds)
         results = dict[int, Result | InputError]()
         faults = dict[str, Reason]()
         rows = list(range(len(texts))) if examples.takes_wordless else worded
         for block in in_parts(rows, IMAGES_AT_ONCE):
-            contents = {str(row): read_image_bytes(requests[row][0]) for row in block}
+            contents = {str(row): requests[row][0] for row in block}
             held = self.hold(contents, model.stage.feeding, takes_empty=examples.takes_empty)
             faults |= held.faults
-            chosen = {name: (texts[int(name)], tokens[int(name)]) for name in held.rows}
-            samples = hold_examples(model, examples, chosen, held.rows)
+            chosen = {name: tokens[int(name)] for name in held.rows}
+            samples = hold_examples(model, examples.labels, chosen, held.rows)
             batches = model.make_batches(samples, held.regions, held.images, self.decode)
             for part in in_parts(list(range(len(chosen))), self.batch_size):
                 predictions, undecodable = model.predict(batches, part)
@@ -228,7 +170,7 @@ class LoadedModel:
         return [results[row] for row in range(len(texts))]
 
     def run_one(
-        self, task: str, read: Callable[[TaskOutput], Result], image: ImageLike, text: str
+        self, task: str, read: Callable[[TaskOutput], Result], image: bytes, text: str
     ) -> Result:
         """Returns the only result of :meth:`run_task`. Raises the error that replaces it."""
         (result,) = self.run_task(task, read, [(image, text)])
@@ -246,17 +188,6 @@ class LoadedModel:
         return open_recorded_detector(
             self.loaded, self.detector, str(self.device), workers=self.workers
         )
-
-    def _contents(self, images: Sequence[ImageLike]) -> list[bytes]:
-        return [read_image_bytes(image) for image in require_list(images, "images")]
-
-    def _require_dual(self, what: str) -> None:
-        if find_embedding_mode(self.loaded) != "dual":
-            raise InputError(
-                f"{what}: {with_article(self.loaded.variant)} reads a text and an image "
-                "together, and has no vector of one alone; use score, or "
-                "`train-vl embed` for vectors of pairs"
-            )
 
     def tokens(
         self, texts: Sequence[str], longest: int | None = None
@@ -277,41 +208,14 @@ class LoadedModel:
         tokens = encoded_texts.tokens
         return tokens, [index for index, text in enumerate(tokens) if len(text) > SPECIALS]
 
-    def _image_vectors(self, contents: Sequence[bytes]) -> Floats:
-        self._require_dual("encode_images")
-        vectors = np.full((len(contents), self.loaded.config.width), np.nan, dtype=np.float32)
-        faults = dict[int, Reason]()
-        for start in range(0, len(contents), IMAGES_AT_ONCE):
-            block = contents[start : start + IMAGES_AT_ONCE]
-            named = {str(start + index): data for index, data in enumerate(block)}
-            embedded = image_vectors(
-                self.loaded.model,
-                list(named),
-                PixelImages(HeldImages(named), self.feeding, self.decode),
-                device=self.device,
-                batch_size=self.batch_size,
-            )
-            for name, vector in embedded.vectors.items():
-                vectors[int(name)] = vector
-            faults |= {int(name): why for name, why in embedded.faults.items()}
-        warn_faults("image", faults)
-        return vectors
-
-    def feed(self, images: HeldImages | HeldRegions) -> PixelImages | RegionImages:
-        """Returns images or regions as the model reads them with texts."""
-        if isinstance(images, HeldImages):
-            return PixelImages(images, self.feeding, self.decode)
-        has_global_features = bool(get_global_widths(body_config(self.loaded)))
-        return RegionImages(images, self.feeding, global_features=has_global_features)
-
     def hold(
         self, contents: Mapping[str, bytes], feeding: Feeding, *, takes_empty: bool = False
     ) -> HeldInputs:
-        """Returns encoded images and, if ``feeding`` reads them, the detector's regions. Images
-        without a region are faults unless the model ``takes_empty``.
+        """Returns encoded images and, unless ``feeding`` reads pixels alone, the detector's
+        regions. Images without a region are faults unless the model ``takes_empty``.
         """
         images = HeldImages(contents)
-        if not feeding.has_regions:
+        if feeding.kind == "pixels":
             rows = {name: row for row, name in enumerate(contents)}
             return HeldInputs(images=images, regions=None, rows=rows, faults={})
         regions, faults = self._regions.find_regions(contents)
@@ -323,9 +227,82 @@ class LoadedModel:
         return HeldInputs(images=images, regions=regions, rows=rows, faults=faults)
 
 
-def split_rows(values: Floats, owners: Sequence[Sequence[Any]]) -> list[Floats]:
-    """Splits the rows of all requests by their ``owners``."""
-    return np.split(values, np.cumsum([len(owner) for owner in owners])[:-1])
+def open_head(
+    loaded: LoadedCheckpoint, task: str, labels: Path | None, device: torch.device
+) -> TaskModel:
+    """Opens the head of a task; ``labels`` is the file of its answers, if the checkpoint does not
+    record them.
+
+    Raises InputError for a checkpoint without the head, for one without recorded answers or
+    classes, and for a model that reads annotated boxes.
+    """
+    recipe, labels = find_recipe(loaded, task), labels if task == VQA else None
+    if loaded.task is None and labels is None and task != REFCOCO:
+        raise InputError(
+            f"checkpoint {loaded.path} does not record its answers, like every converted one; give "
+            "labels=FILE, its answer list in its own order, one per line"
+        )
+    (stage,) = recipe.stages
+    if stage.feeding.boxes in ("annotated", "joined"):
+        raise InputError(
+            f"checkpoint {loaded.path} reads annotated boxes, which raw images do not have; use "
+            "`train-vl evaluate`"
+        )
+    feeding = dataclasses.replace(stage.feeding, boxes="detected")
+    recipe = dataclasses.replace(recipe, stages=(dataclasses.replace(stage, feeding=feeding),))
+    head = open_task(recipe, loaded, None, labels)
+    return TaskModel(device=device, loaded=loaded, recipe=recipe, task=head)
+
+
+def hold_examples(
+    model: TaskModel,
+    labels: pa.Schema,
+    tokens: Mapping[str, Ids],
+    image_rows: Mapping[str, int],
+) -> SampleTable:
+    """Returns texts, given by their tokens, as prepared examples without ``labels``, each about the
+    image of its name, which is in row ``image_rows`` of what the model reads.
+    """
+    form, no_labels = model.task.form, NO_LABELS[model.recipe.task]
+    pairs = [
+        (
+            {"pair_id": name, "image_id": name, **no_labels},
+            form.apply(ids.tolist()),
+            image_rows[name],
+            0,
+        )
+        for name, ids in tokens.items()
+    ]
+    return SampleTable.from_pairs(pairs, labels)
+
+
+def read_answer(output: TaskOutput) -> str:
+    """Returns the most likely answer to a question."""
+    assert isinstance(output.model.task, Vqa)
+    answer: Answer = output.prediction.value
+    return output.model.task.names[answer.index]
+
+
+def read_boxes(output: TaskOutput) -> Grounded:
+    """Returns the boxes of an image, ranked by how well an expression fits them."""
+    value: Grounding = output.prediction.value
+    order = np.argsort(-value.scores, kind="stable")
+    return Grounded(
+        boxes=value.candidates[order].astype(np.float32),
+        scores=value.scores[order].astype(np.float32),
+    )
+
+
+def read_classes(output: TaskOutput) -> Classes:
+    """Returns the classes of an image with a text."""
+    task, scores = output.model.task, output.prediction.value
+    assert isinstance(task, Classification)
+    labelling = Labelling(task=task.name, names=task.names, settings=task.settings)
+    order = np.argsort(-scores, kind="stable")
+    return Classes(
+        labels=tuple(labelling.predict(scores)),
+        probabilities={task.names[number]: float(scores[number]) for number in order},
+    )
 
 
 def load_pretrained(

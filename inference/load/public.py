@@ -1,26 +1,42 @@
-"""Defines the object that ``vlmill.load`` returns: its public methods only."""
+"""Defines the object that ``vlmill.load`` returns, and reads the images that it is given."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from vlmill.inference.load.answering import (
-    ANSWER,
-    CLASSIFY,
-    ENTAIL,
-    GROUND,
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from vlmill.inference.load import scoring
+from vlmill.inference.load.explaining import Explanation, encode_png, explain_image
+from vlmill.inference.load.faults import warn
+from vlmill.inference.load.model import (
+    CLASSIFICATION,
+    ENTAILMENT,
+    REFCOCO,
+    VQA,
     Classes,
+    Floats,
     Grounded,
+    LoadedModel,
     read_answer,
     read_boxes,
     read_classes,
 )
-from vlmill.inference.load.explaining import Explanation, explain_image
-from vlmill.inference.load.model import Floats, LoadedModel
+from vlmill.runtime.files.paths import read_regular, to_path
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.images.decode import Bounds, upright
+from vlmill.schemas.rejects import Rejected
+from vlmill.train.loading.images.crop import BOUNDS
 
-if TYPE_CHECKING:
-    from vlmill.inference.load.images import ImageLike
+# A path, encoded bytes, an open binary file, a PIL image, an array uint8 [H, W, 3] or [H, W], or a
+# tensor [3, H, W], [1, H, W] or [H, W], of uint8 or of floats from 0 to 1.
+ImageLike = Any
 
 
 class Pretrained:
@@ -75,21 +91,23 @@ class Pretrained:
         contrastive head. An invalid image or text has NaN, and a warning gives the reason. Raises
         InputError for a model without either head.
         """
-        return self._engine.score(images, texts)
+        request = (read_images(images), require_list(texts, "texts"))
+        (scores,) = scoring.score_each(self._engine, [request])
+        return scores
 
     def encode_images(self, images: Sequence[ImageLike]) -> Floats:
         """Returns unit vectors of images, float32 [images, D]; an invalid image has NaN.
 
         Raises InputError for a model that reads texts and images together.
         """
-        return self._engine.encode_images(images)
+        return scoring.encode_images(self._engine, read_images(images))
 
     def encode_texts(self, texts: Sequence[str]) -> Floats:
         """Returns unit vectors of texts, float32 [texts, D]; products with image vectors rank them.
 
         Raises InputError for a model that reads texts and images together.
         """
-        return self._engine.encode_texts(texts)
+        return scoring.encode_texts(self._engine, require_list(texts, "texts"))
 
     def answer(self, image: ImageLike, question: str) -> str:
         """Answers a question about an image with the most likely of the checkpoint's answers.
@@ -97,7 +115,7 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for VQA, for an image that
         cannot be read, and for a question without a word.
         """
-        return self._engine.run_one(ANSWER, read_answer, image, question)
+        return self._engine.run_one(VQA, read_answer, read_image_bytes(image), question)
 
     def ground(self, image: ImageLike, expression: str) -> Grounded:
         """Returns the detector's boxes that an expression refers to in an image, the best first.
@@ -106,7 +124,7 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for an
         image that cannot be read, and for an expression without a word.
         """
-        return self._engine.run_one(GROUND, read_boxes, image, expression)
+        return self._engine.run_one(REFCOCO, read_boxes, read_image_bytes(image), expression)
 
     def classify(self, image: ImageLike, text: str = "") -> Classes:
         """Returns the classes of an image, or of an image with a text.
@@ -115,7 +133,7 @@ class Pretrained:
         ``probabilities``, a dict of every class, the likeliest first. Raises InputError for a
         checkpoint that was not fine-tuned for classification, and for an image that cannot be read.
         """
-        return self._engine.run_one(CLASSIFY, read_classes, image, text)
+        return self._engine.run_one(CLASSIFICATION, read_classes, read_image_bytes(image), text)
 
     def entail(self, image: ImageLike, statement: str) -> Classes:
         """Returns whether an image entails a statement, as :meth:`classify` does: the classes are
@@ -124,7 +142,7 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for entailment, for an image that
         cannot be read, and for a statement without a word.
         """
-        return self._engine.run_one(ENTAIL, read_classes, image, statement)
+        return self._engine.run_one(ENTAILMENT, read_classes, read_image_bytes(image), statement)
 
     def explain(self, image: ImageLike, text: str = "") -> Explanation:
         """Shows which regions of an image a score rests on, by removing each of them (occlusion,
@@ -137,4 +155,107 @@ class Pretrained:
         ``score`` of ``label``. It costs one computation for each region. Raises InputError as the
         method of that head does, and for an image with fewer than two regions.
         """
-        return explain_image(self._engine, image, text)
+        return explain_image(self._engine, read_image_bytes(image), text)
+
+
+def read_images(images: Sequence[ImageLike]) -> list[bytes]:
+    """Returns each image's bytes, as :func:`read_image_bytes` does."""
+    return [read_image_bytes(image) for image in require_list(images, "images")]
+
+
+def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
+    """Returns an image's bytes: the bytes of a file, or a PNG of the upright pixels of an image,
+    array or tensor. An open file is read to its end, from where it is.
+
+    An unreadable file gives no bytes, which is an error of that image only. Raises InputError for a
+    value that is not an image.
+    """
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, str | os.PathLike):
+        path = image if isinstance(image, str | Path) else Path(image)
+        try:
+            return read_regular(to_path(path))
+        except OSError as error:
+            warn(f"image {image}: {error.strerror or error}")
+            return b""
+    if callable(getattr(image, "read", None)) and not isinstance(image, Image.Image):
+        return read_open_file(image, bounds.max_bytes)
+    if isinstance(image, torch.Tensor):
+        image = array_of_tensor(image)
+    if isinstance(image, np.ndarray):
+        grey_or_rgb = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
+        if image.dtype != np.uint8 or not grey_or_rgb or not image.size:
+            raise InputError(
+                f"an image is an array {image.dtype} {list(image.shape)}; expected uint8 "
+                "[height, width, 3] in red, green, blue, or [height, width]"
+            )
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise InputError(
+            f"an image is a {type(image).__name__}; give a path, bytes, an open file, a PIL image, "
+            "an array or a tensor"
+        )
+    try:
+        return encode_png(upright(image, bounds).image)
+    except (Rejected, OSError):  # a truncated file that pillow has opened
+        return b""
+
+
+def read_open_file(file: Any, max_bytes: int | None) -> bytes:
+    """Returns the rest of an open binary file; no bytes, which is an error of that image only, if
+    it cannot be read or has more than ``max_bytes`` (None: no limit). Raises InputError for a file
+    of text.
+    """
+    try:
+        content = file.read(-1 if max_bytes is None else max_bytes + 1)
+    except (OSError, ValueError) as error:  # closed, or not open for reading
+        warn(f"open file {getattr(file, 'name', '')}: {error}")
+        return b""
+    if not isinstance(content, bytes):
+        raise InputError(
+            f"an open image gives {type(content).__name__}, not bytes; open it with mode 'rb'"
+        )
+    if not content or (max_bytes is not None and len(content) > max_bytes):
+        why = f"over {max_bytes} bytes" if content else "no bytes left to read"
+        warn(f"open file {getattr(file, 'name', '')}: {why}")
+        return b""
+    return content
+
+
+def array_of_tensor(image: torch.Tensor) -> NDArray[np.uint8]:
+    """Returns a tensor's pixels, uint8 [H, W, 3] or [H, W].
+
+    Raises InputError for another shape, and for floats outside of 0 to 1, such as normalised ones.
+    """
+    pixels = image.detach().cpu()
+    is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[0] in (1, 3))
+    if is_image and pixels.numel() and pixels.is_floating_point():
+        pixels = pixels.float()
+        low, high = float(pixels.min()), float(pixels.max())
+        if not (low >= 0 and high <= 1):  # NaN too
+            raise InputError(
+                f"an image is a tensor of floats from {low:.3g} to {high:.3g}; expected 0 to 1, "
+                "before any normalisation, or uint8"
+            )
+        pixels = (pixels * 255).round().to(torch.uint8)
+    if not is_image or pixels.dtype != torch.uint8 or not pixels.numel():
+        raise InputError(
+            f"an image is a tensor {str(image.dtype).removeprefix('torch.')} {list(image.shape)}; "
+            "expected uint8, or floats from 0 to 1, [3, height, width], [1, height, width] or "
+            "[height, width]"
+        )
+    if pixels.ndim == 3:
+        pixels = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    array: NDArray[np.uint8] = pixels.contiguous().numpy()
+    return array
+
+
+def require_list(values: Any, what: str) -> Sequence[Any]:
+    """Returns the values as a list. Raises InputError for a single one."""
+    arrays = (np.ndarray, torch.Tensor)
+    single = isinstance(values, (str, bytes, os.PathLike, Image.Image, *arrays))
+    single = single or hasattr(values, "read")
+    if single and not (isinstance(values, arrays) and values.ndim == 4):
+        raise InputError(f"{what}: expected a list, got a single {type(values).__name__}")
+    return list(values)

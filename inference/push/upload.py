@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlmill.inference.load.answering import ANSWER, GROUND
 from vlmill.inference.load.detector import open_detector_network, recorded_weights
+from vlmill.inference.load.model import REFCOCO, VQA
 from vlmill.inference.show.folder import FolderSummary, read_folder
 from vlmill.inference.show.lines import stage_lines
 from vlmill.runtime.console.command import print_status
@@ -34,7 +34,7 @@ from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.named import CARD, DETECTOR, FILES, RECIPE, find_pickles
-from vlmill.train.tasks.evaluating.model import find_recipe
+from vlmill.train.tasks.evaluating.recipe import find_recipe
 from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 
 # A recipe's absolute paths are reduced to names: the paths are private.
@@ -170,7 +170,7 @@ def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
 
 def find_call(loaded: LoadedCheckpoint) -> str | None:
     """Returns the first supported method of a loaded checkpoint; None without one."""
-    by_task = {ANSWER: "answer", GROUND: "ground"}
+    by_task = {VQA: "answer", REFCOCO: "ground"}
     if loaded.task is not None and loaded.task.name in by_task:
         return by_task[loaded.task.name]
     try:
@@ -183,7 +183,7 @@ def find_call(loaded: LoadedCheckpoint) -> str | None:
 
 def find_input_kind(loaded: LoadedCheckpoint, call: str) -> str:
     """Returns the image inputs of a method's model: "regions" or "pixels"."""
-    task = {"answer": ANSWER, "ground": GROUND}.get(call)
+    task = {"answer": VQA, "ground": REFCOCO}.get(call)
     if task is None:
         return find_feeding(loaded).kind
     return find_recipe(loaded, task).stages[0].feeding.kind

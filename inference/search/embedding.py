@@ -14,7 +14,6 @@ from vlmill.inference.search.embedding_inputs import (
     open_embedding,
 )
 from vlmill.inference.search.vectors import PartRows, part_rows
-from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import Estimate, measure_rate, require_disk_space
 from vlmill.runtime.console.progress import Progress
@@ -103,9 +102,8 @@ def _write_part(setup: EmbeddingSetup, rows: PartRows, index: int, total: int) -
 
 def vector_width(setup: EmbeddingSetup) -> int:
     """Returns P, the width of the checkpoint's vectors."""
-    body = get_variant(setup.loaded.variant).get_body(setup.loaded.config)
     for name in ("pooled_width", "co_width", "width"):
-        if (width := getattr(body, name, None)) is not None:
+        if (width := getattr(setup.loaded.body, name, None)) is not None:
             return int(width)
     raise InputError(f"--checkpoint {setup.loaded.path}: its configuration names no width")
 

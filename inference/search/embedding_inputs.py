@@ -19,13 +19,11 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.vocabulary import Texts, encode_texts
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import LoadedPairs, read_pairs
 from vlmill.train.tasks.retrieval.checks import (
-    body_config,
     find_feeding,
     longest_text,
     notes_on_regions,
@@ -86,8 +84,9 @@ class EmbeddingSetup:
     def image_inputs(self) -> RegionImages | PixelImages:
         """Returns the model's inputs for images."""
         if self.regions is not None:
-            global_features = bool(get_global_widths(body_config(self.loaded)))
-            return RegionImages(self.regions, self.feeding, global_features=global_features)
+            return RegionImages(
+                self.regions, self.feeding, global_features=self.loaded.takes_global_features
+            )
         assert self.images is not None
         return PixelImages(self.images, self.feeding)
 
@@ -108,7 +107,7 @@ def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
     any.
     """
     who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
-    config = body_config(loaded)
+    config = loaded.body
     variant = get_variant(loaded.variant)
     if variant.contrasts and config.contrast:
         return "dual"

@@ -15,11 +15,9 @@ from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.vocabulary import SPECIALS, encode_texts
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.checks import (
-    body_config,
     find_feeding,
     longest_text,
     select_ranking,
@@ -97,5 +95,6 @@ def open_images(
         return PixelImages(ImageReader(images), feeding)
     if regions is None:
         raise InputError(f"--regions is missing: --reranker is {who}, which reads regions")
-    has_global_features = bool(get_global_widths(body_config(loaded)))
-    return RegionImages(RegionReader(regions), feeding, global_features=has_global_features)
+    return RegionImages(
+        RegionReader(regions), feeding, global_features=loaded.takes_global_features
+    )

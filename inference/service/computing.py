@@ -16,10 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmill.inference.load import answering
+from vlmill.inference.load import scoring
 from vlmill.inference.load.detector import RANDOM
 from vlmill.inference.load.explaining import measure_region_effects, reads_regions
-from vlmill.inference.load.model import Floats, LoadedModel, load_pretrained, split_rows
+from vlmill.inference.load.model import (
+    CLASSIFICATION,
+    ENTAILMENT,
+    VQA,
+    Floats,
+    LoadedModel,
+    load_pretrained,
+    read_answer,
+    read_classes,
+)
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.inference.search.index import read_settings
 from vlmill.inference.search.queries import Query, QueryEncoder, require_weights
@@ -212,7 +221,8 @@ def embeds(model: LoadedModel) -> bool:
 
 def score(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Scores every image with every text; null where one of the two cannot be read."""
-    scores = model.score_each([(question.images, question.texts) for question in questions])
+    requests = [(question.images, question.texts) for question in questions]
+    scores = scoring.score_each(model, requests)
     return [{"scores": plain(rows)} for rows in scores]
 
 
@@ -243,8 +253,8 @@ def embed(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Embeds images and texts; null for one that cannot be read."""
     images = [question.images for question in questions]
     texts = [question.texts for question in questions]
-    image_vectors = split_rows(model.encode_images(list(chain(*images))), images)
-    words = split_rows(model.encode_texts(list(chain(*texts))), texts)
+    image_vectors = scoring.split_rows(scoring.encode_images(model, list(chain(*images))), images)
+    words = scoring.split_rows(scoring.encode_texts(model, list(chain(*texts))), texts)
     return [
         {"pictures": vectors(image_rows), "texts": vectors(text_rows)}
         for image_rows, text_rows in zip(image_vectors, words, strict=True)
@@ -259,7 +269,7 @@ def vectors(rows: Floats) -> list[list[float | None] | None]:
 def answer(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Answers questions about their images."""
     requests = [(item.images[0], item.texts[0]) for item in questions]
-    results = model.run_task(answering.ANSWER, answering.read_answer, requests)
+    results = model.run_task(VQA, read_answer, requests)
     unread = NoAnswer(
         reason="unreadable", message="the image cannot be read, or the question has no word"
     )
@@ -269,7 +279,7 @@ def answer(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
 def classify(model: LoadedModel, task: str, questions: Sequence[Question]) -> list[Answer]:
     """Finds the classes of images with their texts."""
     requests = [(item.images[0], item.texts[0]) for item in questions]
-    results = model.run_task(task, answering.read_classes, requests)
+    results = model.run_task(task, read_classes, requests)
     unread = NoAnswer(
         reason="unreadable", message="the image cannot be read, or the statement has no word"
     )
@@ -283,9 +293,9 @@ def classify(model: LoadedModel, task: str, questions: Sequence[Question]) -> li
 
 # The methods of a checkpoint that was fine-tuned for a task.
 TASKS: dict[str, Callable[[LoadedModel], dict[str, Method]]] = {
-    answering.ANSWER: lambda model: {ANSWER: partial(answer, model)},
-    answering.CLASSIFY: lambda model: {CLASSIFY: partial(classify, model, answering.CLASSIFY)},
-    answering.ENTAIL: lambda model: {ENTAIL: partial(classify, model, answering.ENTAIL)},
+    VQA: lambda model: {ANSWER: partial(answer, model)},
+    CLASSIFICATION: lambda model: {CLASSIFY: partial(classify, model, CLASSIFICATION)},
+    ENTAILMENT: lambda model: {ENTAIL: partial(classify, model, ENTAILMENT)},
 }
 
 

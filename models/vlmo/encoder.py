@@ -39,6 +39,7 @@ class VlmoEncoder(nn.Module):
 
     image_index: Int[Tensor, "M M"]
     text_index: Int[Tensor, "T T"]
+    image_rows: int  # of the relative table
 
     def __init__(self, config: VlmoConfig) -> None:
         super().__init__()
@@ -78,11 +79,11 @@ class VlmoEncoder(nn.Module):
             self._add_relative_positions(config)
 
     def _add_relative_positions(self, config: VlmoConfig) -> None:
-        image_rows, span = num_image_rows(config.side), config.relative_text_span
+        self.image_rows, span = num_image_rows(config.side), config.relative_text_span
         self.relative = RelativeBias(
-            image_rows + num_text_rows(span), config.num_layers, config.num_heads
+            self.image_rows + num_text_rows(span), config.num_layers, config.num_heads
         )
-        on_text = text_index(config.max_text_tokens, span, image_rows)
+        on_text = text_index(config.max_text_tokens, span, self.image_rows)
         self.register_buffer("image_index", image_index(config.side), persistent=False)
         self.register_buffer("text_index", on_text, persistent=False)
 
@@ -122,8 +123,8 @@ class VlmoEncoder(nn.Module):
 
     def joint_rows(self, num_tokens: int) -> Int[Tensor, "N N"]:
         """Returns the table's row for each query and key of texts followed by images."""
-        rows = num_image_rows(self.config.side)
-        return joint_index(self.text_index[:num_tokens, :num_tokens], self.image_index, rows)
+        on_text = self.text_index[:num_tokens, :num_tokens]
+        return joint_index(on_text, self.image_index, self.image_rows)
 
     def text_bias(self, num_tokens: int) -> Biases | None:
         """Gathers every layer's bias of texts only; None without one."""

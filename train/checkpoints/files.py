@@ -14,9 +14,11 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import init_empty_weights
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -24,11 +26,14 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.models import MODELS
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.atomic import atomic_folder, link_file
+from vlmill.runtime.files.checkpoints import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.runtime.files.inputs import Input, make_records
 from vlmill.runtime.files.listed import FILE_RECORD, parse_record, record_files, require_unchanged
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import SOFTWARE
+from vlmill.runtime.readers.trained_on import mapped_keys
 from vlmill.runtime.settings.plain_fields import from_plain, to_plain
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
@@ -41,18 +46,15 @@ from vlmill.train.checkpoints.folders import (
     VOCABULARY,
     find_checkpoint,
 )
-from vlmill.train.checkpoints.trained_on import (
-    TRAINED_IMAGES,
-    TRAINED_PAIRS,
-    TrainedOn,
-    read_trained_on,
-)
+from vlmill.train.loading.arrays import Keys
+from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_contents
 from vlmill.train.settings.parts import Feeding
 
 # The files of a checkpoint that evaluation and --init read; the settings, last, mark it complete.
 PUBLISHED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)
 FORMAT = 1
+NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,34 @@ class TrainingRecord:
     def validation(self) -> float | None:
         """Returns the loss or the score of the held-out pairs."""
         return self.validation_loss if self.validation_score is None else self.validation_score
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedOn:
+    """Holds sorted 64-bit hashes (:func:`vlmill.schemas.ids.key64`), each once, of the ``pairs``
+    and of the ``images`` that weights were trained on: uint64 [P], [I].
+
+    An evaluation finds which of its pairs are among them, regardless of their table.
+    ``complete`` is true if the weights that training began with recorded theirs, too; random
+    weights have none.
+    """
+
+    pairs: Keys = field(default_factory=lambda: NO_KEYS)
+    images: Keys = field(default_factory=lambda: NO_KEYS)
+    complete: bool = True
+
+    def and_also(self, pairs: Keys, images: Keys) -> "TrainedOn":
+        """Returns these hashes with further ones, which may come in any order."""
+        return TrainedOn(
+            pairs=np.union1d(self.pairs, pairs),
+            images=np.union1d(self.images, images),
+            complete=self.complete,
+        )
+
+    def write(self, folder: Path) -> None:
+        """Writes both files."""
+        np.save(folder / TRAINED_PAIRS, self.pairs)
+        np.save(folder / TRAINED_IMAGES, self.images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +152,18 @@ class LoadedCheckpoint(CheckpointRecord):
     path: Path
     model: Any  # the variant's module; its methods differ by variant
     config: Any
+
+    @cached_property
+    def body(self) -> Any:
+        """Returns the configuration of the part that reads texts and images, below a task's
+        heads.
+        """
+        return get_variant(self.variant).get_body(self.config)
+
+    @cached_property
+    def takes_global_features(self) -> bool:
+        """Returns whether the model takes features of full images in addition to regions."""
+        return bool(get_global_widths(self.body))
 
 
 def save_checkpoint(
@@ -244,6 +286,15 @@ def _detector(record: Any) -> Mapping[str, Any] | None:
     if record is not None and not isinstance(record, dict):
         raise ValueError("detector must be an object or null")
     return record
+
+
+def read_trained_on(folder: Path, *, complete: bool) -> TrainedOn:
+    """Maps the files of :meth:`TrainedOn.write`. Raises OSError or ValueError for other files."""
+    return TrainedOn(
+        pairs=mapped_keys(folder / TRAINED_PAIRS),
+        images=mapped_keys(folder / TRAINED_IMAGES),
+        complete=complete,
+    )
 
 
 def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag: str) -> bool:

@@ -16,8 +16,7 @@ from torch import nn
 from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.readers.row_index import ABSENT
-from vlmill.train.checkpoints.files import TaskRecord
-from vlmill.train.checkpoints.trained_on import NO_KEYS
+from vlmill.train.checkpoints.files import NO_KEYS, TaskRecord
 from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import get_global_widths

@@ -19,6 +19,7 @@ from vlmill.schemas.rejects import reason_counts
 from vlmill.train.checkpoints.files import (
     CheckpointRecord,
     TaskRecord,
+    TrainedOn,
     TrainingRecord,
     load_checkpoint,
     load_training_state,
@@ -27,7 +28,6 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
 )
 from vlmill.train.checkpoints.folders import saved_steps
-from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.loading.arrays import Keys
 from vlmill.train.recipes import RunSettings
 from vlmill.train.run.inputs import Sources

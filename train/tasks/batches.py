@@ -1,16 +1,28 @@
-"""Builds batches of a task's examples, in training's order or in the table's."""
+"""Builds batches of a task's examples, in training's order or in the table's, and predicts them.
+
+``train-vl evaluate`` and ``vlmill.load`` compute predictions by :class:`TaskModel` alone: the one
+of the rows of a table, the other of raw images and texts.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
+from vlmill.runtime.readers.held import Images, Regions
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
+from vlmill.train.loading.features import read_features
 from vlmill.train.loading.images.boxed import hidden_image
 from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
 from vlmill.train.loading.joined_regions import joined_regions
@@ -26,8 +38,11 @@ from vlmill.train.loading.sample import (
     unread_features,
 )
 from vlmill.train.loading.stage_batches import Rows, StageBatches
+from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.tasks.task import LearntTask
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.task import LearntTask, Prediction, Task
 
 NOBODY: Ids = np.empty(0, dtype=np.int64)
 
@@ -100,7 +115,8 @@ class TaskBatches(StageBatches):
     def make_batch(
         self, rows: Sequence[int], among: Ids = NOBODY
     ) -> tuple[HostBatch | None, tuple[Undecodable, ...]]:
-        """Returns a batch of these rows as they are, and its missing images; None without rows.
+        """Returns a batch of these rows as they are, with its features, and the missing images;
+        None without rows.
 
         ``among`` are all rows that are measured with them.
         """
@@ -109,12 +125,19 @@ class TaskBatches(StageBatches):
         samples = [
             sample for result in results if not isinstance(result, Undecodable) for sample in result
         ]
-        return (self.collate_samples(0, samples) if samples else None), lacking
+        if not samples:
+            return None, lacking
+        return read_features(self.collate_samples(0, samples), self.regions), lacking
 
-    def find_rows(self, batch: HostBatch, rows: Sequence[int]) -> list[int]:
-        """Returns the rows that a batch has an example of: their images could be decoded."""
+    def match_rows(
+        self, batch: HostBatch, rows: Sequence[int], values: Iterable[Any]
+    ) -> list[Prediction]:
+        """Returns the values predicted for a batch of ``rows`` with their rows: those whose images
+        could be decoded.
+        """
         rows_by_id = {self.table.pair_id(row): row for row in rows}
-        return [rows_by_id[pair_id] for pair_id in dict.fromkeys(batch.pair_ids)]
+        examples = zip(dict.fromkeys(batch.pair_ids), values, strict=True)
+        return [Prediction(row=rows_by_id[pair_id], value=value) for pair_id, value in examples]
 
     @staticmethod
     def make_visit(row: int, among: Ids = NOBODY) -> Visit:
@@ -174,6 +197,73 @@ class TaskBatches(StageBatches):
             return super()._pixels(image_row, image_id, draws)
         assert self.images is not None
         return {"pixels": self.decode(self.images.read_bytes(image_row), image_id, size)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskModel:
+    """Holds a checkpoint's model with its task, on a device, fed by ``recipe`` as in training, but
+    nothing is random or omitted.
+    """
+
+    device: torch.device
+    loaded: LoadedCheckpoint
+    recipe: TaskRecipe
+    task: Task
+
+    @property
+    def stage(self) -> TrainingStage:
+        """Returns how examples are fed."""
+        return self.recipe.stages[0]
+
+    @cached_property
+    def max_tokens(self) -> int:
+        """Returns the largest number of tokens of a text."""
+        longest = self.recipe.max_text_tokens
+        return min(self.stage.feeding.max_tokens or longest, longest)
+
+    def make_batches(
+        self,
+        samples: Path | SampleTable,
+        regions: Regions | None,
+        images: Images | None,
+        decode: DecodePixels = evaluation_image,
+    ) -> TaskBatches:
+        """Returns the batches of prepared examples."""
+        return TaskBatches(
+            samples=samples,
+            stage=self.stage,
+            stage_number=0,
+            seed=0,
+            regions=regions,
+            images=images,
+            global_features=self.loaded.takes_global_features,
+            asking="--examples",
+            task=self.task,
+            training=False,
+            blind=self.loaded.task is not None and self.loaded.task.blind,
+            decode=decode,
+        )
+
+    @torch.no_grad()
+    def predict(
+        self, batches: TaskBatches, rows: Sequence[int]
+    ) -> tuple[list[Prediction], tuple[Undecodable, ...]]:
+        """Returns the predictions for some rows, and the images that cannot be decoded.
+
+        Raises InputError if the rows do not fit into the device's memory together.
+        """
+        host, undecodable = batches.make_batch(rows)
+        if host is None:
+            return [], undecodable
+        try:
+            batch = host.to(self.device)
+            values = self.task.predict(self.task.outputs(self.loaded.model, batch), batch)
+        except torch.OutOfMemoryError:
+            raise InputError(
+                f"--batch-size {len(rows)} does not fit into the memory of --device {self.device}; "
+                "give a smaller batch size"
+            ) from None
+        return batches.match_rows(host, rows, values), undecodable
 
 
 def in_parts(rows: list[int], size: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ from tests.train.tasks.labels import CLASSES, labelled, statement, tiny, world, 
 import vlmill
 from vlmill.extract.cli import command as extract_rois
 from vlmill.inference.load.explaining import GRID, draw_weights
-from vlmill.inference.load.images import read_image_bytes
+from vlmill.inference.load.public import read_image_bytes
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions

@@ -17,16 +17,14 @@ from tests.train.tasks import expressions, from_pixels, labels, questions
 
 import vlmill
 from vlmill.extract.cli import command as extract_rois
-from vlmill.inference.load.answering import TaskOutput, read_answer, read_boxes, read_classes
+from vlmill.inference.load.model import TaskOutput, read_answer, read_boxes, read_classes
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.loading.features import read_features
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.batches import TaskBatches
+from vlmill.train.tasks.batches import TaskBatches, TaskModel
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.evaluating.job import prepare_batches
-from vlmill.train.tasks.evaluating.model import TaskModel
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 
 EXTRACT = ("--arch", "tiny", "--short-side", "48", "--long-side", "80", "--max-boxes", "7")
@@ -103,7 +101,7 @@ def outputs(model: TaskModel, batches: TaskBatches, rows: list[int]) -> torch.Te
     """The outputs of the head for some rows."""
     host, _ = batches.make_batch(rows)
     assert host is not None
-    batch = read_features(host, batches.regions).to(model.device)
+    batch = host.to(model.device)
     with torch.no_grad():
         values: torch.Tensor = model.task.outputs(model.loaded.model, batch)
     return values

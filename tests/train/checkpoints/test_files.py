@@ -19,6 +19,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import (
     CheckpointRecord,
     LoadedCheckpoint,
+    TrainedOn,
     TrainingRecord,
     load_checkpoint,
     load_training_state,
@@ -26,7 +27,6 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
 )
 from vlmill.train.checkpoints.folders import find_checkpoint, saved_steps
-from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding
 

@@ -5,14 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vlmill.runtime.files.checkpoints import TRAINED_IMAGES, TRAINED_PAIRS
+from vlmill.runtime.readers.trained_on import count_known
 from vlmill.schemas.ids import key64
-from vlmill.train.checkpoints.trained_on import (
-    TRAINED_IMAGES,
-    TRAINED_PAIRS,
-    TrainedOn,
-    count_known,
-    read_trained_on,
-)
+from vlmill.train.checkpoints.files import TrainedOn, read_trained_on
 
 
 def keys(*ids: str) -> np.ndarray:

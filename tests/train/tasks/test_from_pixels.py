@@ -20,7 +20,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
-from vlmill.train.loading.features import read_features
 from vlmill.train.run import loop
 from vlmill.train.run.step import train_step
 from vlmill.train.tasks.batches import TaskBatches
@@ -118,7 +117,7 @@ def test_boxes_outlines_and_pixels_are_of_one_image(
     batches = opened_batches(trained, tmp_path, flip=flip)
     host, _ = batches.make_batch([0])
     assert host is not None
-    batch = read_features(host, batches.regions).to("cpu")
+    batch = host.to("cpu")
     images = batch.image_regions
     assert images is not None and images.sizes.tolist() == [[64, 32]]
     shift = 2.0 if task == "refcoco" else 0.0  # its boxes are a detector's
@@ -148,7 +147,7 @@ def test_named_objects_alone_have_pixels_and_outlines(tmp_path: Path) -> None:
     batches = opened_batches(("vcr", inputs, tmp_path / "run"), tmp_path)
     host, _ = batches.make_batch([0])
     assert host is not None
-    batch = read_features(host, batches.regions).to("cpu")
+    batch = host.to("cpu")
     images = batch.image_regions
     assert images is not None and images.instance_masks is not None
     assert images.boxes.shape[1] == images.instance_masks.shape[1] == 2
@@ -165,7 +164,7 @@ def test_a_blind_model_is_shown_no_pixel(
     batches = dataclasses.replace(opened_batches(trained, tmp_path), blind=True)
     host, _ = batches.make_batch([0, 1])
     assert host is not None
-    images = read_features(host, batches.regions).to("cpu").image_regions
+    images = host.to("cpu").image_regions
     assert images is not None and images.images.abs().max() < 1
     task, inputs, _ = trained
     finetune(tiny(task, "blind=true", "steps=1"), inputs, tmp_path / "blind")

@@ -17,7 +17,8 @@ from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.evaluating.model import TaskModel, find_recipe, open_task
+from vlmill.train.tasks.batches import TaskModel
+from vlmill.train.tasks.evaluating.recipe import find_recipe, open_task
 
 
 @dataclass(frozen=True, kw_only=True)

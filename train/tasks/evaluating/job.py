@@ -32,14 +32,13 @@ from vlmill.train.loading.store.splits import Rows
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks import report
-from vlmill.train.tasks.batches import TaskBatches, in_parts
+from vlmill.train.tasks.batches import TaskBatches, TaskModel, in_parts
 from vlmill.train.tasks.evaluating.inputs import (
     EvaluationOptions,
     EvaluationSetup,
     collect_settings,
     open_evaluation,
 )
-from vlmill.train.tasks.evaluating.model import TaskModel
 from vlmill.train.tasks.published import published_section
 from vlmill.train.tasks.report import DRAWN_PX, drawn_section
 from vlmill.train.tasks.scores import NAMED, Figures

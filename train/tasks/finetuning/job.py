@@ -64,18 +64,13 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
             f"--init {init.path} is {with_article(init.variant)}; {recipe.name} starts from "
             f"{' or '.join(recipe.starts_from) or 'random weights: remove --init'}"
         )
-    variant, trunk = get_variant(recipe.variant), get_body(init)
+    variant, trunk = get_variant(recipe.variant), init.body
     recipe_body = variant.get_body(recipe.model)
     if init.variant not in variant.starts_from and type(trunk) is not type(recipe_body):
         raise InputError(
             f"--init {init.path} is {with_article(init.variant)} over {type(trunk).__name__}, "
             f"{recipe.name} expects {type(recipe_body).__name__}; use the recipe of that model"
         )
-
-
-def get_body(init: LoadedCheckpoint) -> Any:
-    """Returns the configuration of a checkpoint's body, which reads words and images."""
-    return get_variant(init.variant).get_body(init.config)
 
 
 def task_config(
@@ -109,7 +104,7 @@ def make_checkpoint_body(recipe: TaskRecipe, recipe_body: Any, init: LoadedCheck
     names = [field.name for field in dataclasses.fields(recipe_body)]
     free = [name for name in names if any(part in name for part in WITHOUT_WEIGHTS)]
     body = dataclasses.replace(
-        variant.fit_body(get_body(init), recipe_body),
+        variant.fit_body(init.body, recipe_body),
         **{name: getattr(recipe_body, name) for name in (*free, *variant.task_sizes)},
     )
     refuse_changes(recipe, variant.body, body, init)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch
-from vlmill.train.loading.features import read_features
 from vlmill.train.loading.stage_batches import StageBatches
 from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
 from vlmill.train.run.learning import Criterion
@@ -145,13 +144,9 @@ def measure_part(
     if host is None:
         return [], {}
     counts = task.count_labels(host)
-    batch = read_features(host, batches.regions).to(accelerator.device)
+    batch = host.to(accelerator.device)
     outputs, losses = module(batch)
-    values = task.predict(outputs, batch)
-    predicted = [
-        Prediction(row=row, value=value)
-        for row, value in zip(batches.find_rows(host, rows), values, strict=True)
-    ]
+    predicted = batches.match_rows(host, rows, task.predict(outputs, batch))
     sums = {name: (float(loss) * counts[name], counts[name]) for name, loss in losses.items()}
     return predicted, sums
 

@@ -295,7 +295,7 @@ def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
     """Returns how many tokens are read: the recipe's, limited by the model's positions."""
     configs = [get_variant(recipe.variant).get_body(recipe.model)]
     if init is not None:
-        configs.append(get_variant(init.variant).get_body(init.config))
+        configs.append(init.body)
     # The network takes more than its pretraining was fed, except VLMo, which has no more positions.
     counts = [getattr(config, "num_positions", None) for config in configs]
     limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]

@@ -2,15 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from vlmill.models import VARIANTS
 from vlmill.models.registry import get_variant
 from vlmill.models.rows import get_part
 from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.readers.trained_on import count_known
 from vlmill.schemas.errors import InputError, with_article
-from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
-from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
+from vlmill.train.checkpoints.files import LoadedCheckpoint, TrainedOn, require_detector
 from vlmill.train.loading.features import are_ranked, check_global_features
 from vlmill.train.recipes import get_training
 from vlmill.train.settings.parts import Feeding
@@ -34,7 +34,7 @@ def select_ranking(
     not by the requested method.
     """
     who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
-    config = body_config(loaded)
+    config = loaded.body
     if loaded.task is not None and loaded.task.name != NAME:
         raise InputError(
             f"{who} that was fine-tuned for {loaded.task.name}; evaluate {loaded.task.name}, or "
@@ -80,11 +80,6 @@ def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
     return all(get_part(loaded.model, path) is not None for path in paths)
 
 
-def body_config(loaded: LoadedCheckpoint) -> Any:
-    """Returns the configuration of the part that reads texts and images, below a task's heads."""
-    return get_variant(loaded.variant).get_body(loaded.config)
-
-
 def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
     """Returns the model's feeding at the end of its training; for a published model, its paper's.
 
@@ -93,20 +88,20 @@ def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Fe
     feeding = loaded.feeding
     if feeding is None:
         feeding = get_training(loaded.variant).feeding()
-        if not getattr(body_config(loaded), "global_region", True):
+        if not getattr(loaded.body, "global_region", True):
             feeding = dataclasses.replace(feeding, whole_image="none")
     if max_regions is not None:
         if max_regions < 1:
             raise InputError(f"--max-regions {max_regions}: expected at least 1")
         feeding = dataclasses.replace(feeding, max_regions=max_regions)
     if feeding.kind == "pixels":
-        feeding = dataclasses.replace(feeding, image_size=body_config(loaded).image_size)
+        feeding = dataclasses.replace(feeding, image_size=loaded.body.image_size)
     return feeding
 
 
 def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
     """Returns how many tokens of a text the model is fed."""
-    longest: int = body_config(loaded).max_text_tokens
+    longest: int = loaded.body.max_text_tokens
     return min(feeding.max_tokens or longest, longest)
 
 
@@ -118,7 +113,7 @@ def notes_on_regions(
     Raises InputError if they are another detector's than the checkpoint was trained on.
     """
     same_detector = require_detector(regions.detector_fingerprint, loaded, "--checkpoint")
-    config = body_config(loaded)
+    config = loaded.body
     if (width := config.region_width) != regions.feature_dim:
         raise InputError(
             f"--regions have features {regions.feature_dim} wide, the checkpoint takes {width}; "

@@ -20,7 +20,6 @@ from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
-from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.vocabulary import Texts, encode_texts
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import (
@@ -33,7 +32,6 @@ from vlmill.train.tasks.retrieval.candidates import (
 )
 from vlmill.train.tasks.retrieval.checks import (
     Ranking,
-    body_config,
     find_feeding,
     longest_text,
     notes_on_many,
@@ -105,8 +103,9 @@ class RetrievalSetup:
     def image_inputs(self) -> RegionImages | PixelImages:
         """Returns the model's inputs for images."""
         if self.regions is not None:
-            global_features = bool(get_global_widths(body_config(self.loaded)))
-            return RegionImages(self.regions, self.feeding, global_features=global_features)
+            return RegionImages(
+                self.regions, self.feeding, global_features=self.loaded.takes_global_features
+            )
         assert self.images is not None
         return PixelImages(self.images, self.feeding)
 

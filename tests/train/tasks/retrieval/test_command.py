@@ -21,8 +21,12 @@ from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
-from vlmill.train.checkpoints.files import CheckpointRecord, TrainingRecord, save_checkpoint
-from vlmill.train.checkpoints.trained_on import TrainedOn
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainedOn,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
 from vlmill.train.tasks.retrieval.checks import notes_on_ties

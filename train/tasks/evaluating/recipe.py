@@ -1,100 +1,16 @@
-"""Predicts examples with a checkpoint's model and the head of its task.
-
-``train-vl evaluate`` and ``vlmill.load`` compute predictions by :class:`TaskModel` alone: the one
-of the rows of a table, the other of raw images and texts.
-"""
+"""Finds how a fine-tuned checkpoint is fed, and opens its task."""
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from vlmill.models.registry import get_variant
-from vlmill.runtime.readers.held import Images, Regions
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import LoadedCheckpoint
-from vlmill.train.loading.features import get_global_widths, read_features
-from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
-from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.batches import TaskBatches
 from vlmill.train.tasks.registry import TASKS
-from vlmill.train.tasks.task import Prediction, Task
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskModel:
-    """Holds a checkpoint's model with its task, on a device, fed by ``recipe`` as in training."""
-
-    device: torch.device
-    loaded: LoadedCheckpoint
-    recipe: TaskRecipe
-    task: Task
-
-    @property
-    def stage(self) -> TrainingStage:
-        """Returns how examples are fed: as in training, but nothing is random or omitted."""
-        return dataclasses.replace(self.recipe.stages[0].as_measured(), sources=())
-
-    @property
-    def max_tokens(self) -> int:
-        """Returns the largest number of tokens of a text."""
-        longest = self.recipe.max_text_tokens
-        return min(self.recipe.stages[0].feeding.max_tokens or longest, longest)
-
-    def make_batches(
-        self,
-        samples: Path | SampleTable,
-        regions: Regions | None,
-        images: Images | None,
-        decode: DecodePixels = evaluation_image,
-    ) -> TaskBatches:
-        """Returns the batches of prepared examples."""
-        loaded = self.loaded
-        body = get_variant(loaded.variant).get_body(loaded.config)
-        return TaskBatches(
-            samples=samples,
-            stage=self.stage,
-            stage_number=0,
-            seed=0,
-            regions=regions,
-            images=images,
-            longest=self.recipe.max_text_tokens,
-            global_features=bool(get_global_widths(body)),
-            asking="--examples",
-            task=self.task,
-            training=False,
-            blind=loaded.task is not None and loaded.task.blind,
-            decode=decode,
-        )
-
-    @torch.no_grad()
-    def predict(
-        self, batches: TaskBatches, rows: Sequence[int]
-    ) -> tuple[list[Prediction], tuple[Undecodable, ...]]:
-        """Returns the predictions for some rows, and the images that cannot be decoded.
-
-        Raises InputError if the rows do not fit into the device's memory together.
-        """
-        host, undecodable = batches.make_batch(rows)
-        if host is None:
-            return [], undecodable
-        try:
-            batch = read_features(host, batches.regions).to(self.device)
-            values = self.task.predict(self.task.outputs(self.loaded.model, batch), batch)
-        except torch.OutOfMemoryError:
-            raise InputError(
-                f"--batch-size {len(rows)} does not fit into the memory of --device {self.device}; "
-                "give a smaller batch size"
-            ) from None
-        predicted = zip(batches.find_rows(host, rows), values, strict=True)
-        return [Prediction(row=row, value=value) for row, value in predicted], undecodable
+from vlmill.train.tasks.task import Task
 
 
 def open_task(
@@ -124,7 +40,8 @@ def open_task(
 
 def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     """Returns how the checkpoint is fed: by the recipe of its training; a converted checkpoint, or
-    one that was trained by a custom recipe, by the task's first recipe of its model.
+    one that was trained by a custom recipe, by the task's first recipe of its model. The stage
+    reads each example once, and nothing is random.
 
     Raises InputError for a checkpoint of another task, or without the task's head.
     """
@@ -145,13 +62,16 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
     if feeding.kind == "pixels":  # the weights' own: that of a converted checkpoint may differ
-        side = get_variant(loaded.variant).get_body(loaded.config).image_size
-        feeding = dataclasses.replace(feeding, image_size=side)
-    stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
+        feeding = dataclasses.replace(feeding, image_size=loaded.body.image_size)
+    stage = dataclasses.replace(
+        stage, feeding=feeding, sources=(), train_splits=(), validation_splits=()
+    )
     settings = recipe.settings
     if loaded.task is not None and loaded.task.settings:
         settings = from_plain(type(settings), loaded.task.settings, who)
-    return dataclasses.replace(recipe, model=loaded.config, stages=stages, settings=settings)
+    return dataclasses.replace(
+        recipe, model=loaded.config, stages=(stage.as_measured(),), settings=settings
+    )
 
 
 def _variant_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe | None:
