@@ -28,6 +28,7 @@ from vlmill.train.checkpoints.named import DETECTOR, resolve_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.images.crop import DecodePixels, evaluation_image
+from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.vocabulary import SPECIALS, encode_texts
 from vlmill.train.settings.parts import Feeding
@@ -114,7 +115,8 @@ class LoadedModel:
     decode: DecodePixels = evaluation_image
     workers: int = 0  # processes that decode images for the detector
     _warned: set[str] = field(default_factory=set)
-    _heads: dict[str, TaskModel] = field(default_factory=dict)  # that were opened, by task
+    # By task: its head and how its examples are read, opened by the first request.
+    _heads: dict[str, tuple[TaskModel, Examples]] = field(default_factory=dict)
 
     def open_detector(self) -> None:
         """Opens the detector of a model that reads regions, which otherwise the first image does.
@@ -141,9 +143,9 @@ class LoadedModel:
         Raises InputError for a checkpoint without the head.
         """
         if task not in self._heads:
-            self._heads[task] = open_head(self.loaded, task, self.labels, self.device)
-        model = self._heads[task]
-        examples, texts = model.task.examples(""), [text for _, text in requests]
+            head = open_head(self.loaded, task, self.labels, self.device)
+            self._heads[task] = head, head.task.examples("")
+        (model, examples), texts = self._heads[task], [text for _, text in requests]
         tokens, worded = self.tokens(texts, model.max_tokens - model.task.form.adds)
         results = dict[int, Result | InputError]()
         faults = dict[str, Reason]()

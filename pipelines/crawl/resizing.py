@@ -12,8 +12,16 @@ from PIL import Image
 
 from vlmill.pipelines.web.pages.images import header_drop
 from vlmill.runtime.units.funnel import Drop
-from vlmill.schemas.images.decode import Bounds, check_size, load, open_image, to_rgb
-from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
+from vlmill.schemas.images.decode import (
+    Bounds,
+    check_size,
+    load,
+    open_image,
+    read_orientation,
+    to_rgb,
+    turn_upright,
+)
+from vlmill.schemas.images.orientation import turn_size
 from vlmill.schemas.rejects import Rejected
 
 MODES = ("keep_ratio", "border", "center_crop", "keep_ratio_largest", "no")

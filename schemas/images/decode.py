@@ -6,6 +6,7 @@ Every problem of an image raises ``Rejected`` with a reason of the closed list.
 import ctypes
 import functools
 import io
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError, features
+from PIL import ExifTags, Image, UnidentifiedImageError, features
+from PIL.TiffImagePlugin import TiffImageFile
 
 from vlmill.schemas.images.formats import format_name, other_name
-from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
+from vlmill.schemas.images.orientation import UPRIGHT, turn_size
 from vlmill.schemas.images.structure import canvas_pixels, check_structure, without_texts
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -27,6 +29,19 @@ from vlmill.schemas.rejects import Reason, Rejected
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "HEIF")
 _HEIF = ("HEIC", "HEIF")
 _NEW_SUBFILE_TYPE, _DNG_VERSION = 254, 50706  # tags of a TIFF
+# By EXIF orientation.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+EXIF_PREFIX = b"Exif\0\0"
+BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+SHORT, LONG = 3, 4  # the types of numbers that an orientation is written in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +205,64 @@ def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
     """
     _, left = load(image, bounds)
     return turn_size(image.width, image.height, left)
+
+
+def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
+    """Returns a stored image upright; the same object if it already is."""
+    turn = TURNS.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def read_orientation(image: Image.Image) -> int:
+    """Returns the orientation of an opened image; 1 if it has no readable one.
+
+    A PNG may store it after the pixels, where it is known only after decoding. A TIFF loses its
+    orientation when it is decoded, because pillow rotates it then.
+    """
+    if isinstance(image, TiffImageFile):
+        return known_orientation(image.tag_v2.get(ExifTags.Base.Orientation))
+    block = image.info.get("exif")
+    if block is None and (text := image.info.get("Raw profile type exif")):
+        block = profile_block(text)
+    return orientation_in(block) if isinstance(block, bytes) else UPRIGHT
+
+
+def profile_block(text: object) -> bytes:
+    """Parses the text block that ImageMagick writes to PNGs: three header lines, then hex."""
+    try:
+        return bytes.fromhex("".join(str(text).split("\n")[3:]))
+    except ValueError:
+        return b""  # a broken block does not affect the pixels, which are fine
+
+
+def orientation_in(block: bytes) -> int:
+    """Returns the orientation in an EXIF block, 1 if there is none or the block is broken.
+
+    Only the numbers of the first directory are read. Pillow's own reader copies the target of each
+    entry: a PNG of 1 MB can make it copy 65,535 times as much.
+    """
+    start = 0
+    while block.startswith(EXIF_PREFIX, start):  # some writers have it twice
+        start += len(EXIF_PREFIX)
+    order = BYTE_ORDERS.get(block[start : start + 4])
+    if order is None:
+        return UPRIGHT
+    try:
+        (offset,) = struct.unpack_from(order + "L", block, start + 4)
+        (count,) = struct.unpack_from(order + "H", block, start + offset)
+        for entry in range(start + offset + 2, start + offset + 2 + 12 * count, 12):
+            tag, kind, values = struct.unpack_from(order + "HHL", block, entry)
+            if tag == ExifTags.Base.Orientation and values == 1 and kind in (SHORT, LONG):
+                number = order + ("H" if kind == SHORT else "L")
+                return known_orientation(struct.unpack_from(number, block, entry + 8)[0])
+    except struct.error:
+        return UPRIGHT  # a broken block does not affect the pixels, which are fine
+    return UPRIGHT
+
+
+def known_orientation(value: object) -> int:
+    """Returns the value if it is an orientation, else 1."""
+    return value if isinstance(value, int) and value in TURNS else UPRIGHT
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

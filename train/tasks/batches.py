@@ -94,9 +94,9 @@ class TaskBatches(StageBatches):
     ) -> Sample | Undecodable:
         """Returns a row's text, or the given one, with the row's image, or its ``second`` image."""
         sample = Sample(
+            text=self.text(row) if text is None else text,
             pair_id=self.table.pair_id(row),
             source=self.table.source(row),
-            text=self.text(row) if text is None else text,
             row=row,
         )
         return self.imaged(sample, row, draws, second=second)

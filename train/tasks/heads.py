@@ -16,9 +16,12 @@ from torch import Tensor, nn
 
 from vlmill.models.registry import MODELS
 from vlmill.train.loading.batch import LABEL, Batch
-from vlmill.train.loading.masking.words import MaskedTokens
+from vlmill.train.loading.order import Visit
+from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import Sample
+from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm
+from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.loading.vocabulary import CLS, MASK, SEP, UNK
 from vlmill.train.tasks.task import SampleSource, Task
 from vlmill.train.tasks.vlbert_texts import SpecialIds, vqa_text
@@ -108,11 +111,17 @@ class HeadTask(Task):
         text_ids: list[int] = vqa_text([tokens[1:-1]], self.special).tokens[0].tolist()
         return text_ids
 
-    def read_text(self, batches: SampleSource, row: int) -> MaskedTokens:
-        """Returns a row's text, with the [MASK] marked that the head reads."""
-        text = batches.text(row)
-        masked = text.tokens == self.special.mask if self.reads_mask else text.masked
-        return dataclasses.replace(text, masked=masked)
+    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+        """Returns the text with its image, and the [MASK] marked that the head reads."""
+        sample = batches.example(visit.row, draws)
+        if isinstance(sample, Undecodable):
+            return sample
+        if self.reads_mask:
+            masked = sample.text.tokens == self.special.mask
+            sample = dataclasses.replace(
+                sample, text=dataclasses.replace(sample.text, masked=masked)
+            )
+        return (sample,)
 
     def mask_tensors(self, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
         """Returns the segments of the texts and the positions of their [MASK], if the head reads

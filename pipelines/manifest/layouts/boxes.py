@@ -12,14 +12,8 @@ from vlmill.pipelines.manifest.entries import ListedImage
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.runtime.bounded_calls import BoundedPool, CallLimits
 from vlmill.runtime.units.funnel import Drop
-from vlmill.schemas.images.decode import Bounds, load, open_image
-from vlmill.schemas.images.orientation import (
-    LYING,
-    UPRIGHT,
-    read_orientation,
-    turn_boxes,
-    turn_size,
-)
+from vlmill.schemas.images.decode import Bounds, load, open_image, read_orientation
+from vlmill.schemas.images.orientation import LYING, UPRIGHT, turn_boxes, turn_size
 from vlmill.schemas.rejects import Reason, Rejected
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, edges

@@ -18,11 +18,18 @@ from vlmill.pipelines.judging import ImageJudge
 from vlmill.runtime.bounded_calls import BoundedPool, CallLimits
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
-from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
+from vlmill.schemas.images.decode import (
+    Bounds,
+    check_size,
+    open_image,
+    read_orientation,
+    turn_upright,
+    upright_size,
+)
 from vlmill.schemas.images.formats import format_name
 from vlmill.schemas.images.hashes import perceptual_hash
 from vlmill.schemas.images.headers import read_header
-from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
+from vlmill.schemas.images.orientation import turn_size
 from vlmill.schemas.images.structure import check_structure
 from vlmill.schemas.rejects import Reason, Rejected
 

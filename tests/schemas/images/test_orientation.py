@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlmill.schemas.images.orientation import (
-    TURNS,
-    orientation_in,
-    read_orientation,
-    turn_boxes,
-    turn_size,
-)
+from vlmill.schemas.images.decode import TURNS, orientation_in, read_orientation
+from vlmill.schemas.images.orientation import turn_boxes, turn_size
 
 ORIENTATION, WIDTH_TAG = 0x0112, 0x0100
 

@@ -29,13 +29,9 @@ from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
-from vlmill.train.loading.order import Visit
-from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import Sample
-from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import Examples, no_fault
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.losses import IGNORED
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe
@@ -50,7 +46,7 @@ from vlmill.train.tasks.classification.examples import (
 from vlmill.train.tasks.classification.settings import ClassificationSettings
 from vlmill.train.tasks.heads import HeadTask, ragged_tensors
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import EvaluationResult, Prediction, SampleSource, require_variant
+from vlmill.train.tasks.task import EvaluationResult, Prediction, require_variant
 
 
 @dataclass(kw_only=True)
@@ -99,11 +95,6 @@ class Classification(HeadTask):
         """Returns the record: the classes' names in the order of the head's outputs."""
         settings = to_plain(self.settings)
         return TaskRecord(name=self.name, labels=self.names, settings=settings)
-
-    def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns the text with its image."""
-        sample = batches.example(visit.row, draws, self.read_text(batches, visit.row))
-        return sample if isinstance(sample, Undecodable) else (sample,)
 
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]

@@ -196,13 +196,15 @@ class Vqa(HeadTask):
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
         """Returns the question with its image; the words left and right are mirrored with it."""
-        sample = batches.example(visit.row, draws, self.read_text(batches, visit.row))
-        if isinstance(sample, Undecodable):
-            return sample
-        if self.settings.mirror_words and sample.regions is not None and sample.regions.mirrored:
-            text = mirrored_text(sample.text, self.mirrored)
-            sample = dataclasses.replace(sample, text=text)
-        return (sample,)
+        samples = super().samples(batches, visit, draws)
+        if not self.settings.mirror_words or isinstance(samples, Undecodable):
+            return samples
+        return tuple(
+            dataclasses.replace(sample, text=mirrored_text(sample.text, self.mirrored))
+            if sample.regions is not None and sample.regions.mirrored
+            else sample
+            for sample in samples
+        )
 
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
