@@ -166,8 +166,8 @@ MOST: dict[Callable[[Path], Trip], tuple[int, int, int]] = {
     caption_to_hard_negatives: (50, 250, 100),
     image_to_region_row: (77, 405, 144),
     region_row_to_loss: (38, 165, 60),
-    checkpoint_to_answer: (65, 268, 101),
-    question_to_answer: (38, 150, 50),
+    checkpoint_to_answer: (65, 263, 95),
+    question_to_answer: (38, 147, 50),
 }
 
 

@@ -239,14 +239,20 @@ def load_checkpoint(
                 f"{flag} {folder}: variant {variant!r} is not one of {', '.join(MODELS)}"
             )
         config = from_plain(MODELS[variant].config, settings["model"], "model")
+        training = from_plain(TrainingRecord, settings["training"], "training")
+        fed, task, detector = (settings.get(name) for name in ("feeding", "task", "detector"))
+        if detector is not None and not isinstance(detector, dict):
+            raise ValueError("detector must be an object or null")
+        feeding = None if fed is None else from_plain(Feeding, fed, "feeding")
         files = [file for file in parse_record(settings.get(FILE_RECORD)) if file.name != STATE]
         require_unchanged(folder, files, f"{flag} {folder}", trust=trust)
         # Weights come from the file, so none are initialised. Buffers may be missing in the file.
         with init_empty_weights(include_buffers=False):
             model = MODELS[variant].model(config)
         model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
-        fed, trained_on = settings.get("feeding"), settings.get("trained_on")
-        task = settings.get("task")
+        trained_on = settings.get("trained_on")
+        if trained_on is not None:
+            trained_on = read_trained_on(folder, complete=trained_on["complete"] is True)
         return LoadedCheckpoint(
             path=folder,
             variant=variant,
@@ -254,12 +260,10 @@ def load_checkpoint(
             config=config,
             tokenizer=read_vocabulary(folder / VOCABULARY, flag),
             detector_fingerprint=settings["detector_fingerprint"],
-            training=from_plain(TrainingRecord, settings["training"], "training"),
-            feeding=None if fed is None else from_plain(Feeding, fed, "feeding"),
-            trained_on=None
-            if trained_on is None
-            else read_trained_on(folder, complete=trained_on["complete"] is True),
-            detector=_detector(settings.get("detector")),
+            training=training,
+            feeding=feeding,
+            trained_on=trained_on,
+            detector=detector,
             task=None if task is None else from_plain(TaskRecord, task, "task"),
         )
     except InputError:
@@ -280,12 +284,6 @@ def read_model_config(path: str | Path, flag: str) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{flag} {folder} is damaged ({reason}); use another checkpoint") from None
-
-
-def _detector(record: Any) -> Mapping[str, Any] | None:
-    if record is not None and not isinstance(record, dict):
-        raise ValueError("detector must be an object or null")
-    return record
 
 
 def read_trained_on(folder: Path, *, complete: bool) -> TrainedOn:

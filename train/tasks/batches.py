@@ -218,7 +218,7 @@ class TaskModel:
     @cached_property
     def max_tokens(self) -> int:
         """Returns the largest number of tokens of a text."""
-        longest = self.recipe.max_text_tokens
+        longest: int = self.loaded.body.max_text_tokens
         return min(self.stage.feeding.max_tokens or longest, longest)
 
     def make_batches(

@@ -74,8 +74,8 @@ def vqa_vlmo(size: str) -> TaskRecipe:
         name="vqa",
         epochs=10,
         batch_size=128,
-        feeding=vlmo_feeding(image_size=480),
         optimizer=vlmo_task_optimizer(rate, **head),
+        feeding=vlmo_feeding(image_size=480),
     )
     encoder = make(image_size=480, drop_path=0.15, **WITHOUT_HEADS)
     return shared.task_recipe(
