@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from safetensors.torch import save_file
 from tests.factories import write_photographs
 from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_questions
@@ -115,6 +115,16 @@ def test_scores_are_those_of_the_evaluation(name: str, photographs: Path, tmp_pa
         scores = vlmill.load(checkpoint).score(as_users_have_them(photographs), TEXTS)
     assert scores.dtype == np.float32
     np.testing.assert_array_equal(scores, ranked(checkpoint, photographs))
+
+
+def test_an_explained_image_is_turned_once(photographs: Path, tmp_path: Path) -> None:
+    model, content = vlmill.load(save(tmp_path / "c", "vlmo", photographs)), io.BytesIO()
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.open(photographs / "image-0.jpg").save(content, "JPEG", exif=exif)
+    score = model.score([content.getvalue()], TEXTS[:1])[0, 0]
+    explained = model.explain(content.getvalue(), TEXTS[0]).score
+    np.testing.assert_allclose(explained, score, rtol=1e-5)
 
 
 def test_a_bad_image_and_an_empty_text_leave_the_others(photographs: Path, tmp_path: Path) -> None:
