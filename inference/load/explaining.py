@@ -30,9 +30,8 @@ from vlmill.inference.load.answering import (
 )
 from vlmill.inference.load.images import ImageLike, read_image_bytes
 from vlmill.inference.load.model import LoadedModel
-from vlmill.runtime.readers.held import HeldRegions
 from vlmill.runtime.readers.region_rows import PER_BOX
-from vlmill.runtime.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import HeldRegions, RegionRow
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.images.decode import decode
 from vlmill.schemas.rejects import Rejected

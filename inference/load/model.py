@@ -32,7 +32,8 @@ from vlmill.inference.load.images import (
 )
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.readers.held import HeldImages, HeldRegions
+from vlmill.runtime.readers.images import HeldImages
+from vlmill.runtime.readers.regions import HeldRegions
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint

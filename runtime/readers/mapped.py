@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from vlmill.runtime.files.value_offsets import LENGTH_BYTES, ShardByteRanges, length_prefix
+from vlmill.runtime.files.value_offsets import LENGTH, ShardByteRanges
 from vlmill.schemas.errors import InputError
 
 
@@ -55,8 +55,8 @@ class MappedShard:
                 f"{self.path} has shrunk from {len(self._map)} to {self._map.size()} bytes while "
                 "it was read; put the whole file back and run the command again"
             )
-        before = self._map[max(0, offset - LENGTH_BYTES) : offset]
-        return offset + size <= len(self._map) and before == length_prefix(size)
+        before = self._map[max(0, offset - LENGTH.size) : offset]
+        return offset + size <= len(self._map) and before == LENGTH.pack(size)
 
     def misplaced_error(self, what: str) -> InputError:
         """Returns the error for a value that is not at its recorded position."""

@@ -11,8 +11,9 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vlmill.runtime.readers.held import Images, Regions
+from vlmill.runtime.readers.images import Images
 from vlmill.runtime.readers.joining import Join
+from vlmill.runtime.readers.regions import Regions
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from vlmill.models.registry import get_variant
-from vlmill.runtime.readers.held import Images, Regions
+from vlmill.runtime.readers.images import Images
+from vlmill.runtime.readers.regions import Regions
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import LoadedCheckpoint
