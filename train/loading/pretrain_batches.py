@@ -10,18 +10,12 @@ import numpy as np
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
-from vlmill.train.loading.masking.words import Lexicon, mask_texts
+from vlmill.train.loading.masking.words import Lexicon, cut_tokens, joined_texts, mask_texts
 from vlmill.train.loading.mixture import make_mixture
 from vlmill.train.loading.order import PairOrder, Visit, text_rows
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import (
-    Sample,
-    SampledRegions,
-    cut_tokens,
-    joined_texts,
-    sample_regions,
-)
+from vlmill.train.loading.sample import Sample, SampledRegions, sample_regions
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.settings.spec import Stage
