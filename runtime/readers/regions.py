@@ -20,8 +20,7 @@ from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import read_array_formats, read_producer
 from vlmill.runtime.files.shards import is_marked_finite
-from vlmill.runtime.readers.mapped import MappedShard
-from vlmill.runtime.readers.region_group import RegionGroup, read_group
+from vlmill.runtime.readers.mapped import MappedShard, RegionGroup, read_group
 from vlmill.runtime.readers.region_rows import (
     PER_BOX,
     RegionRow,

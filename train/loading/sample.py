@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.runtime.readers.region_group import RegionGroup
+from vlmill.runtime.readers.mapped import RegionGroup
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Array, Arrays, Ids
