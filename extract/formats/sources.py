@@ -128,7 +128,7 @@ def recognise(path: Path) -> str | None:
         return "hdf5"
     if path.suffix == vlbert.ENDING and is_vlbert(path):
         return "vl-bert"
-    if format_name(head):
+    if format_name(head) or (not head.isascii() and other_name(head)):
         return None
     if b"\0" in head.split(b"\n", 1)[0]:
         return tsv.sniff_format(path, only_ascii=True)
@@ -241,8 +241,9 @@ def drop_companions(sources: list[Source]) -> list[Source]:
 def describe(path: Path) -> str:
     """Returns a description of a path with an unknown format."""
     if path.is_dir():
-        names = [file.name for _, file in zip(range(3), walk_files(path, ""), strict=False)]
-        return f"no feature file in this folder (it has {', '.join(names) or 'no files'})"
+        file = next(walk_files(path, ""), None)
+        what = "it has no files" if file is None else f"{file.name}: {describe(file)}"
+        return f"no feature file in this folder ({what})"
     if not path.is_file():
         return "it is a link to nothing, or not a regular file"
     with path.open("rb") as file:
@@ -262,4 +263,4 @@ def describe(path: Path) -> str:
         article = "an" if name[0] in "AHx" else "a"  # HTML page, xz archive
         return f"it is {article} {name}, not a file of features{remedy}"
     fields = format_count(head.split(b"\n", 1)[0].count(b"\t") + 1, "field")
-    return f"not a file of features (its first line has {fields})"
+    return f"not a file of features (its first line has {fields} separated by tabs, not 6, 7 or 10)"
