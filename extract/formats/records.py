@@ -60,13 +60,14 @@ ALIASES = {
 STATED = ("background", "classes_from")  # of a FileRow
 # Others count integer pixels, or round: a box may end one pixel beyond the border.
 IMPORTED_BORDER_PX = 1.0
+FRACTIONS = "all coordinates are at most 1, as of fractions of width and height; write pixels"
 # vqa-maskrcnn counts the padding of its input as image: its boxes may end 31 pixels of the input
 # beyond the right and the lower border. The input's sides are at most 800 and 1333 pixels.
 PADDING_PX, INPUT_SIDES = 31, (800, 1333)
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
 # Numbers at the start of features that show their type, and bounds that nearly all of them respect.
-HEAD_NUMBERS = 256
+HEAD_NUMBERS = 128
 SMALLEST, LARGEST = 1e-12, 1e10
 LONG_PAYLOAD = 1_000  # base64 of at least this many characters is not parsed as JSON
 WRAPPED_AT = 76  # characters of base64 per line, as in MIME
@@ -146,16 +147,24 @@ def decode_numbers(name: str, data: bytes, count: int) -> Array:
     if len(data) % (kind.itemsize * max(count, 1)):
         raise BadRecord(f"{name} has {len(data)} bytes, not a multiple of {kind.itemsize * count}")
     low = SMALLEST if name == "features" else 0.0  # probabilities may be as small as they like
-    sizes = (size for size in (4, 8, 2) if len(data) % (size * max(count, 1)) == 0)
-    readings = (np.frombuffer(data, f"<f{size}") for size in sizes)
-    typical = (numbers for numbers in readings if are_typical(numbers[:HEAD_NUMBERS], low))
-    return next(typical, np.frombuffer(data, kind))
+    numbers = np.frombuffer(data, kind)
+    if are_typical(numbers[:HEAD_NUMBERS], low):
+        return numbers
+    for size in (8, 2):
+        if len(data) % (size * max(count, 1)) == 0:
+            others = np.frombuffer(data, f"<f{size}")
+            if are_typical(others[:HEAD_NUMBERS], low):
+                return others
+    return numbers
 
 
 def are_typical(numbers: Array, low: float) -> bool:
     """Returns whether at most 1 of 16 numbers, apart from 0 and NaN, is outside low..LARGEST."""
-    sizes = np.abs(numbers[numbers != 0], dtype=np.float64)
-    return 16 * np.count_nonzero((sizes < low) | (sizes > LARGEST)) <= sizes.size
+    sizes = np.abs(numbers, dtype=np.float64)
+    zeros = sizes.size - np.count_nonzero(sizes)
+    unusual = np.count_nonzero(sizes < low) - (zeros if low else 0)
+    unusual += np.count_nonzero(sizes > LARGEST)
+    return 16 * unusual <= sizes.size - zeros
 
 
 def describe_base64(raw: bytes | memoryview) -> str:
@@ -269,6 +278,8 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         raise BadRecord("a box is not finite", Reason.NOT_FINITE)
     if (boxes[:, 2:] < boxes[:, :2]).any():
         raise BadRecord("a box ends before it begins")
+    if count and 0 < boxes.max() <= 1 < min(width, height):
+        raise BadRecord(FRACTIONS, Reason.BAD_BOXES)
     if is_clipped:
         arrays["boxes"] = clip_padding(boxes, width, height)
     columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}

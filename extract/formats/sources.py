@@ -13,6 +13,7 @@ from vlmill.extract.formats.folders import count_bytes, walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
 from vlmill.extract.formats.sizes import ENDING
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.runtime.files.paths import matches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.formats import HEAD_BYTES, format_name, other_name
@@ -39,6 +40,7 @@ COMPANIONS = (
 )
 MAX_JSON = 64 * 2**20
 TORCH = (".pt", ".pth")
+PICKLE = b"\x80"  # the first byte of protocols above 1
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
@@ -240,6 +242,8 @@ def drop_companions(sources: list[Source]) -> list[Source]:
 
 def describe(path: Path) -> str:
     """Returns a description of a path with an unknown format."""
+    if (path / MANIFEST).is_file():
+        return "it is an output of vlmill already; other commands take it as it is"
     if path.is_dir():
         file = next(walk_files(path, ""), None)
         what = "it has no files" if file is None else f"{file.name}: {describe(file)}"
@@ -262,5 +266,9 @@ def describe(path: Path) -> str:
         remedy = "; unpack it first" if name.endswith("archive") else ""
         article = "an" if name[0] in "AHx" else "a"  # HTML page, xz archive
         return f"it is {article} {name}, not a file of features{remedy}"
+    if head[:1] == PICKLE:
+        return "it is a Python pickle; write its features in one of the known formats"
+    if head.lstrip()[:1] in (b"{", b"["):
+        return "it is JSON, without the features of an image"
     fields = format_count(head.split(b"\n", 1)[0].count(b"\t") + 1, "field")
     return f"not a file of features (its first line has {fields} separated by tabs, not 6, 7 or 10)"

@@ -410,6 +410,7 @@ def test_volta_hdf5_has_a_group_an_image(tmp_path: Path) -> None:
             for name, value in volta_item(row).items():
                 if name != "img_id":
                     group[name] = value
+            group.create_group("others")["caption"] = "a cat"
         file.create_group("1")["boxes"] = np.ones((1, 4))  # the first one
         file["link"] = h5py.ExternalLink("/etc/hostname", "x")
     import_file(Import(files=[tmp_path / "coco.h5"], output=tmp_path / "out"))
@@ -700,6 +701,21 @@ def test_payloads_of_other_types(tmp_path: Path, kind: str, names: set[str]) -> 
         assert_row(reader[row.image_id], row, exact=kind == "<f8")
 
 
+def test_fractions_instead_of_pixels_are_rejects(tmp_path: Path) -> None:
+    rows = [make_row(name, 3) for name in "abc"]
+    boxes = [
+        rows[0].boxes / np.array([WIDTH, HEIGHT] * 2),
+        np.zeros((3, 4)),  # rows without a region, as some files have
+        rows[2].boxes,
+    ]
+    rows = [dataclasses.replace(r, boxes=b) for r, b in zip(rows, boxes, strict=True)]
+    (tmp_path / "a.tsv").write_text("\n".join(tsv_line(row) for row in rows))
+    assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "out")) == (2, 1)
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert (reject["key"], reject["reason"]) == ("a", "bad_boxes")
+    assert "fractions" in reject["detail"]
+
+
 def test_ids_of_other_types(tmp_path: Path) -> None:
     row = make_row("a", 3)
     kinds = {"class_ids": "<i4", "class_scores": "<f8", "attribute_ids": "<i2"}
@@ -782,6 +798,8 @@ def test_a_wrong_format_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
             b"hello\n",
             "not a file of features (its first line has 1 field separated by tabs, not 6, 7 or 10)",
         ),
+        (b"\x80\x03}q\x00.", "it is a Python pickle; write its features in one of the known"),
+        (b'{"images": []}', "it is JSON, without the features of an image"),
         # A compressed file whose first lines have six tabs, and no zero.
         (
             b"\x1f\x8b\x08\x08" + b"a\tb\tc\td\te\tf\xff\n" * 20,
