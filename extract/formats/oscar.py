@@ -262,19 +262,19 @@ def _are_fractions(spatial: Array) -> bool:
 def read_features(found: Mapping[str, Any], objects: Any, count: int) -> Array:
     """Returns the features [N, D] of one image. Raises BadRecord."""
     if "features" in found:
-        flat = decode_numbers("features", from_base64("features", found["features"]), count)
+        data = from_base64("features", found["features"])
     elif objects is not None:
         parts = [o.get("feature") for o in objects]
         if not all(isinstance(part, str) for part in parts):
             raise BadRecord("an object has no feature")
         payloads = [from_base64("features", part) for part in parts]
-        arrays = [decode_numbers("features", payload, 1) for payload in payloads]
-        if len({array.size for array in arrays}) > 1:
+        if len({len(payload) for payload in payloads}) > 1:
             raise BadRecord("the features of the objects have different widths")
-        flat = np.concatenate(arrays) if arrays else np.empty(0, np.float32)
+        data = b"".join(payloads)
     else:
         raise BadRecord("no features")
-    if (flat.size % count if count else flat.size) or (count and not flat.size):
+    flat = decode_numbers("features", data, count)
+    if bool(count) != bool(flat.size):
         raise BadRecord(f"features has {flat.size} numbers for {count} boxes")
     return flat.reshape(count, flat.size // count if count else 0)
 

@@ -146,7 +146,7 @@ def decode_numbers(name: str, data: bytes, count: int) -> Array:
         return np.frombuffer(data, f"<{kind.kind}{size}")
     if len(data) % (kind.itemsize * max(count, 1)):
         raise BadRecord(f"{name} has {len(data)} bytes, not a multiple of {kind.itemsize * count}")
-    low = SMALLEST if name == "features" else 0.0  # probabilities may be as small as they like
+    low = SMALLEST if name == "features" else 0.0  # probabilities have no lower bound
     numbers = np.frombuffer(data, kind)
     if are_typical(numbers[:HEAD_NUMBERS], low):
         return numbers

@@ -71,15 +71,14 @@ def sniff_format(path: Path, *, only_ascii: bool = False) -> str | None:
 
     ``only_ascii`` ignores lines of other bytes, since any binary file may have a line of 6 fields.
     """
+    counts = Counter[int]()
     with path.open("rb", buffering=BUFFER) as file:
-        first = [
-            line
-            for line in islice(lines(file), FIRST_LINES)
-            if line is not None and not (only_ascii and (b"\0" in line or not line.isascii()))
-        ]
-    if first and (names := read_header(first[0])) is not None:
-        return next(name for name in LARGEST_FIRST if {*FIELDS[name]} <= {*names})
-    counts = Counter(line.count(TAB) + 1 for line in first)
+        for line in islice(lines(file), FIRST_LINES):
+            if line is None or (only_ascii and (b"\0" in line or not line.isascii())):
+                continue
+            if not counts and (names := read_header(line)) is not None:
+                return next(name for name in LARGEST_FIRST if {*FIELDS[name]} <= {*names})
+            counts[line.count(TAB) + 1] += 1
     known = [(count, fields) for fields, count in counts.items() if fields in BY_COUNT]
     return BY_COUNT[max(known)[1]] if known else None
 
