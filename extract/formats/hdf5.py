@@ -151,7 +151,8 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
     for needed in NEEDED:
         if not isinstance(file.get(names.get(needed, needed)), h5py.Dataset):
             raise InputError(
-                f"FILE {path} has no data set of {needed} (it has {', '.join(list(file)[:10])}), "
+                f"FILE {path} has no data set of {needed} (it has "
+                f"{', '.join(list(file)[:10]) or 'none'}), "
                 "or is damaged there; known data sets are image_features, image_bb and "
                 "spatial_features "
                 "(bottom-up-attention-vqa, BAN), features and boxes (VisDial) and a group an "

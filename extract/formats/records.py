@@ -68,7 +68,7 @@ MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
 # Numbers at the start of features that show their type, and bounds that nearly all of them respect.
 HEAD_NUMBERS = 128
-SMALLEST, LARGEST = 1e-12, 1e10
+SMALLEST, LARGEST = 1e-9, 1e10
 LONG_PAYLOAD = 1_000  # base64 of at least this many characters is not parsed as JSON
 WRAPPED_AT = 76  # characters of base64 per line, as in MIME
 NO_CLASS = -1  # the class of a region whose likeliest class is the background
@@ -153,7 +153,8 @@ def decode_numbers(name: str, data: bytes, count: int) -> Array:
     for size in (8, 2):
         if len(data) % (size * max(count, 1)) == 0:
             others = np.frombuffer(data, f"<f{size}")
-            if are_typical(others[:HEAD_NUMBERS], low):
+            # The halves of very small numbers of float32 are not all finite.
+            if np.isfinite(others).all() and are_typical(others[:HEAD_NUMBERS], low):
                 return others
     return numbers
 

@@ -687,8 +687,6 @@ def test_what_python_left_in_a_tsv(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("names", [{"features"}, {"features", "boxes"}])
 def test_payloads_of_other_types(tmp_path: Path, kind: str, names: set[str]) -> None:
     rows = [make_row(str(number), 3) for number in range(4)]
-    # The detectors' features: numbers are 0 or above it.
-    rows = [dataclasses.replace(r, features=np.maximum(r.features, 0)) for r in rows]
     table = [
         [r.image_id, WIDTH, HEIGHT, 3]
         + [text(getattr(r, n), kind if n in names else "<f4") for n in ("boxes", "features")]
@@ -714,6 +712,14 @@ def test_fractions_instead_of_pixels_are_rejects(tmp_path: Path) -> None:
     (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
     assert (reject["key"], reject["reason"]) == ("a", "bad_boxes")
     assert "fractions" in reject["detail"]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-12, 1e-9, 1e9])
+def test_features_of_any_scale_stay_float32(tmp_path: Path, scale: float) -> None:
+    features = np.random.default_rng(0).normal(size=(10, 64)) * scale
+    row = dataclasses.replace(make_row("a", 10), features=features.astype(np.float32))
+    (tmp_path / "a.tsv").write_text(tsv_line(row))
+    assert_row(rows_of(tmp_path / "out", tmp_path / "a.tsv")["a"], row)
 
 
 def test_ids_of_other_types(tmp_path: Path) -> None:
