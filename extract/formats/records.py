@@ -279,7 +279,7 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         raise BadRecord("a box is not finite", Reason.NOT_FINITE)
     if (boxes[:, 2:] < boxes[:, :2]).any():
         raise BadRecord("a box ends before it begins")
-    if count and 0 < boxes.max() <= 1 < min(width, height):
+    if count and boxes.max() <= 1 < min(width, height) and (boxes % 1).any():
         raise BadRecord(FRACTIONS, Reason.BAD_BOXES)
     if is_clipped:
         arrays["boxes"] = clip_padding(boxes, width, height)
