@@ -165,7 +165,7 @@ def are_typical(numbers: Array, low: float) -> bool:
     zeros = sizes.size - np.count_nonzero(sizes)
     unusual = np.count_nonzero(sizes < low) - (zeros if low else 0)
     unusual += np.count_nonzero(sizes > LARGEST)
-    return 16 * unusual <= sizes.size - zeros
+    return bool(16 * unusual <= sizes.size - zeros)
 
 
 def describe_base64(raw: bytes | memoryview) -> str:

@@ -245,8 +245,8 @@ def describe(path: Path) -> str:
     if (path / MANIFEST).is_file():
         return "it is an output of vlmill already; other commands take it as it is"
     if path.is_dir():
-        file = next(walk_files(path, ""), None)
-        what = "it has no files" if file is None else f"{file.name}: {describe(file)}"
+        first = next(walk_files(path, ""), None)
+        what = "it has no files" if first is None else f"{first.name}: {describe(first)}"
         return f"no feature file in this folder ({what})"
     if not path.is_file():
         return "it is a link to nothing, or not a regular file"

@@ -134,8 +134,12 @@ def test_the_key_of_an_lmdb_is_the_id(
 
 def test_lists_instead_of_arrays(tmp_path: Path) -> None:
     row = make_row("9", 3)
-    item = {**volta_item(row), "boxes": row.boxes.tolist(), "features": [*row.features]}
-    item["obj_conf"] = row.class_scores.tolist()
+    item = {
+        **volta_item(row),
+        "boxes": row.boxes.tolist(),
+        "features": list(np.asarray(row.features)),
+    }
+    item["obj_conf"] = np.asarray(row.class_scores).tolist()
     path = write_lmdb(tmp_path / "db", {"9": item})
     assert_row(rows_of(tmp_path / "out", path)["9"], row, *OF_OBJECTS)
 
@@ -633,7 +637,8 @@ def test_a_zip_of_other_json_is_named_once(tmp_path: Path) -> None:
 def test_vl_bert_json_of_lists(tmp_path: Path) -> None:
     row = make_row("9", 3)
     sizes = {"image_w": WIDTH, "image_h": HEIGHT}
-    value = {**sizes, "boxes": row.boxes.tolist(), "features": row.features.tolist()}
+    value: dict[str, Any] = {**sizes, "boxes": row.boxes.tolist()}
+    value["features"] = np.asarray(row.features).tolist()
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "9.json").write_text(json.dumps(value))
     (tmp_path / "in" / "bad.json").write_text(json.dumps({**value, "boxes": {"x1": 1}}))
@@ -979,7 +984,12 @@ def test_npz_without_sizes_asks_for_them_once(tmp_path: Path, transposed: bool) 
 def test_texts_in_npz(tmp_path: Path) -> None:
     row = make_row("9", 3)
     sizes = {"image_w": WIDTH, "image_h": HEIGHT}
-    arrays = {"x": row.features, "bbox": row.boxes, **sizes, "names": np.array(["cat", "dog"])}
+    arrays: dict[str, Any] = {
+        "x": row.features,
+        "bbox": row.boxes,
+        **sizes,
+        "names": np.array(["cat", "dog"]),
+    }
     np.savez(tmp_path / "a.npz", **arrays, image_id=np.array(["9"]), info=np.array("{}"))
     assert_row(rows_of(tmp_path / "out", tmp_path)["9"], row)
 
@@ -994,7 +1004,7 @@ def test_one_other_file_at_the_start_costs_no_row(tmp_path: Path, ending: str) -
         np.savez(tmp_path / "in" / "a.npz", other=row.boxes)
         np.savez(tmp_path / "in" / "b.npz", **entries)
     else:  # features without _info.npy
-        np.save(tmp_path / "in" / "a.npy", row.features)
+        np.save(tmp_path / "in" / "a.npy", np.asarray(row.features))
         np.save(tmp_path / "in" / "b.npy", entries)
     assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (1, 1)
     assert_row(RegionReader(tmp_path / "out")["b"], row)
