@@ -9,12 +9,13 @@ ID_info.npy; its ids are paths below the folder, without the ending. ID_full.npy
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vlmill.extract.formats.arrays import array_parts, only_item, read_array
+from vlmill.extract.formats.arrays import array_parts, entry_value, only_item, read_array
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
@@ -29,18 +30,18 @@ from vlmill.extract.formats.records import (
 )
 from vlmill.extract.formats.sizes import Sizes
 from vlmill.extract.formats.unfinished import Unfinished
-from vlmill.models.convert.plain_pickle import plain_value
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
 ENDING, INFO, FULL = ".npy", "_info.npy", "_full.npy"
+FIRST_FILES = 20  # that show the layout: one may lack its boxes
 BOXES = "_box"  # folders of cocobu, whose features are in .npz
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
     """Yields the records of one file, or of the files below a folder in the order of their names.
 
-    Raises InputError for a folder whose first readable file has an unknown layout.
+    Raises InputError for a folder whose first files have an unknown layout.
     """
     require_layout(path)
     total, sizes = count_files(path, ENDING), context.sizes_near(path)
@@ -52,13 +53,12 @@ def read(path: Path, context: Context) -> Iterator[Item]:
 
 
 def require_layout(path: Path) -> None:
-    """Raises InputError, once, if the first readable file has an unknown layout, and if no file
-    has features.
+    """Raises InputError, once, if none of the first files has a known layout, and if no file has
+    features.
     """
-    has_features = False
-    for file in walk_files(path, ENDING):
-        if is_companion(file):
-            continue
+    features = (file for file in walk_files(path, ENDING) if not is_companion(file))
+    has_features, problem = False, None
+    for file in islice(features, FIRST_FILES):
         has_features = True
         try:
             value = read_array(file)
@@ -72,10 +72,12 @@ def require_layout(path: Path) -> None:
         what = f"a dict of {', '.join(map(str, entries))[:200]}"
         if isinstance(value, np.ndarray):
             what = f"an array {list(value.shape)} without {info_file(file).name}"
-        raise InputError(
+        problem = problem or InputError(
             f"FILE {path}: {file.name} is {what}, not features with their boxes. Known: a dict "
             "with features and bbox (vilbert-multi-task); ID.npy with ID_info.npy (MMF)"
         )
+    if problem is not None:
+        raise problem
     if not has_features:
         raise InputError(
             f"FILE {path}: boxes without features (ID{INFO} of MMF); give the folder that has "
@@ -103,7 +105,7 @@ def parse_entries(value: Any) -> dict[str, Any]:
     item = only_item(value)
     if not isinstance(item, dict):
         return {}
-    return rename_fields({str(name): plain_value(entry) for name, entry in item.items()})
+    return rename_fields({str(name): entry_value(entry) for name, entry in item.items()})
 
 
 def info_file(file: Path) -> Path:
