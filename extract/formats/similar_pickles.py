@@ -41,6 +41,7 @@ INDEXES = {"PUT", "BINPUT", "LONG_BINPUT"}
 # What every record repeats, such as versions, names of entries, modules and types.
 SMALLEST_NUMBER = 4
 REPEATED = re.compile(r"[A-Za-z_.<>|=]{1,24}|[A-Za-z][0-9]|[SU][0-9]{1,4}")
+NUMPY_BYTES = b"b"  # of each array
 STOP, FRAME, FRAME_SIZE = (
     "STOP",
     "FRAME",
@@ -187,7 +188,7 @@ def _find_hole(name: str, value: Any) -> tuple[str, Callable[[memoryview], Any] 
         return NUMBERS.get(name, FRAME_SIZE), None
     if name in TEXTS and not is_repeated(value):
         return TEXTS[name], _read_text
-    if name in SHORT_BYTES:
+    if name in SHORT_BYTES and value != NUMPY_BYTES:
         return SHORT_BYTES[name], bytes
     return (VIEWS[name], memoryview) if name in VIEWS else ("", None)
 
