@@ -71,7 +71,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "runtime": (
-        "bus_errors settings extras cores",
+        "bus_errors settings extras cores memory",
         "processes",
         "bounded_calls",
         "files",

@@ -9,6 +9,7 @@ from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMATS, describe_formats
 from vlmill.runtime.console.command import int_at_least, print_reading_hint, print_status
 from vlmill.runtime.files.copies import full_disk_reason
+from vlmill.runtime.memory import keep_some_freed_memory
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import format_rejects
 
@@ -173,6 +174,7 @@ def command_import(arguments: argparse.Namespace) -> int:
         classes=arguments.classes,
         attributes=arguments.attributes,
     )
+    keep_some_freed_memory()
     with full_disk_named(arguments.output):
         regions, rejects = import_file(job, fresh=arguments.fresh)
     print_reading_hint(arguments.output, "regions")

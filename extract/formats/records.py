@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pybase64
 
 from vlmill.extract.formats.folders import is_utf8
-from vlmill.runtime.readers.regions import RegionRow
+from vlmill.runtime.readers.region_rows import RegionRow, are_finite, describe_overflow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason
@@ -42,7 +42,7 @@ COLUMNS = {
     "attrs_conf": "attribute_scores",
 }
 PROBABILITIES = ("cls_prob", "objects_conf", "attrs_conf")
-PROBABILITY_TOLERANCE = 1e-5  # a softmax in float32, or its sum, may round to above 1
+LARGEST_PROBABILITY = np.float32(1 + 1e-5)  # a softmax in float32, or its sum, may round above 1
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
 # The fields' names in other projects: vilbert-multi-task and MMF, VOLTA, MILVLG and GQA.
 ALIASES = {
@@ -270,7 +270,10 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     for name in PROBABILITIES:
         if name in arrays and not are_probabilities(arrays[name]):
             raise BadRecord(f"{name} has a number outside 0..1; it must be after the softmax")
-    # Numbers of other arrays that are not finite are found when the row is stored.
+    for name in ("features", "cls_prob"):  # now, while they are in the processor's cache
+        if name in arrays and not are_finite(arrays[name], "float32"):
+            raise BadRecord(f"{name} has {describe_overflow('float32')}", Reason.NOT_FINITE)
+    # Scores that are not finite are found when the row is stored.
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
     boxes = arrays["boxes"]
@@ -388,10 +391,11 @@ def row_major(name: str, value: Array, count: int) -> Array:
 
 
 def are_probabilities(array: Array) -> bool:
-    """Returns whether all finite numbers of an array are from 0 to 1."""
-    if not array.size or (array.min() >= 0 and array.max() <= 1 + PROBABILITY_TOLERANCE):
+    """Returns whether all finite numbers of a float32 array are from 0 to 1."""
+    # The bits of other numbers are larger, also those of negative ones.
+    if not array.size or array.view(np.uint32).max() <= LARGEST_PROBABILITY.view(np.uint32):
         return True
-    wrong = (array < 0) | (array > 1 + PROBABILITY_TOLERANCE)
+    wrong = (array < 0) | (array > LARGEST_PROBABILITY)
     return not (wrong & np.isfinite(array)).any()
 
 

@@ -67,7 +67,7 @@ def binary_columns(spec: Table) -> list[str]:
 def slice_values(array: pa.LargeBinaryArray) -> list[pa.Buffer | None]:
     """Returns the bytes of each value, None for a null: slices, where scalars would be copies."""
     _, offsets, data = array.buffers()
-    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1].tolist()
+    ends = memoryview(offsets).cast("q")[array.offset : array.offset + len(array) + 1].tolist()
     valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
     none = pa.py_buffer(b"")
     return [

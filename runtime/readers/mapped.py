@@ -129,7 +129,7 @@ class RegionGroup:
         self._places = places or {}
         columns = {
             name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
-            for name, column in zip(table.column_names, table.columns, strict=True)
+            for name, column in zip(table.column_names, table.combine_chunks().columns, strict=True)
         }
         self._copied = {name: columns[name] for name in BINARY if name in columns}
         self.num_rows = table.num_rows
@@ -290,7 +290,6 @@ def read_group(
         # Starting threads takes longer than reading the small columns.
         threads = len(places) < len(BINARY)
         table = footer.file.read_row_group(group, columns=columns, use_threads=threads)
-        table = table.combine_chunks()
         chunks = ((c, field) for name, field in CHECKED.items() for c in table.column(name).chunks)
         if any(breaks_contract(chunk, field) for chunk, field in chunks):
             check_values(shard.path, table, REGIONS)
