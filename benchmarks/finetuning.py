@@ -35,7 +35,7 @@ from peers.questions import PreparedStep, prepared_step, write_questions
 from shell import add_choices, add_counts, new_parser, parse_form, result_line
 from torch import Tensor, nn
 
-from vlmill.runtime.console.memory import keep_freed_memory
+from vlmill.runtime.memory import keep_freed_memory
 from vlmill.train.recipes import change_recipe
 from vlmill.train.tasks.registry import task_recipe_named
 

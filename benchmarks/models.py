@@ -36,7 +36,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.positions import find_read_positions
-from vlmill.runtime.console.memory import keep_freed_memory
+from vlmill.runtime.memory import keep_freed_memory
 from vlmill.train.devices.throughput import operations_counter
 from vlmill.train.objectives.contrast import contrast_and_matching
 from vlmill.train.objectives.losses import mean_cross_entropy

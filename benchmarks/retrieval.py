@@ -52,7 +52,7 @@ from vlmill.extract.detect.predict import extract_regions
 from vlmill.models import VARIANTS, load_reference, preset
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.models.layers.operators import unchanging_weights
-from vlmill.runtime.console.memory import keep_freed_memory
+from vlmill.runtime.memory import keep_freed_memory
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.devices.throughput import operations_counter

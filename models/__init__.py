@@ -4,9 +4,9 @@ Each paper has a folder with its row, configuration, model, tasks and published 
 ``vilbert``, ``vlbert``, ``imagebert``, ``interbert``, ``vlmo`` and ``beit``. They are built from
 ``layers`` (``layers/cpu`` and ``layers/gpu`` compute the same numbers faster on these devices;
 ``probes`` checks whether kernels can be compiled, and which private functions of PyTorch work),
-read ``inputs`` and return ``outputs``. ``positions`` marks which positions are real; ``checks`` and
-``config_checks`` refuse invalid inputs and configurations. ``rows`` defines the fields of a row,
-and ``registry`` lists models and sizes. ``detector`` is the Faster R-CNN; ``published`` loads and
+read ``inputs`` and return ``outputs``. ``positions`` marks which positions are real;
+``config_checks`` refuses invalid configurations. ``rows`` defines the fields of a row, and
+``registry`` lists models and sizes. ``detector`` is the Faster R-CNN; ``published`` loads and
 exports checkpoints, which ``convert`` reads and writes; ``from_bert`` and ``from_beit`` (also from
 a ViT) start a variant from another's weights. Read ``inputs``, ``layers/blocks`` and then
 ``imagebert/model``. Names that need torch are imported on first use.

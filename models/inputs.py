@@ -1,6 +1,8 @@
-"""Defines the inputs of the variants: regions, or pixels.
+"""Defines the inputs of the variants, regions or pixels, and checks them.
 
-B image-text pairs, T text tokens, R regions, D width of a region's feature, S pixels a side.
+B image-text pairs, T text tokens, R regions, D width of a region's feature, S pixels a side. Each
+check raises ValueError; the message names the argument and the numbers. Checking shapes and dtypes
+costs nothing. Reading values waits for their device, and happens once: see `readable`.
 """
 
 from collections.abc import Callable
@@ -11,14 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlmill.models.checks import (
-    check_below,
-    check_finite,
-    check_marked,
-    check_occupied,
-    check_tensor,
-    readable,
-)
 from vlmill.models.positions import Cells, Positions, find_positions
 
 
@@ -29,6 +23,12 @@ def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+KINDS = {
+    "ids": "torch.int64",
+    "positions": "torch.int64",
+    "mask": "torch.bool with True for real entries",
+    "numbers": "floating point",
+}
 Inputs = TypeVar("Inputs", bound="TextInputs")
 
 # The indices of real positions, and the mask that marks them.
@@ -298,44 +298,96 @@ def _tensors(inputs: TextInputs) -> dict[str, Any]:
     return {n: value for n, value in values.items() if value is not None or n not in _OPTIONAL}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageRegions:
-    """Holds images with boxes.
+def readable(tensor: Tensor) -> bool:
+    """Returns whether a forward pass may read values: only on the CPU and untraced."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
-    images: normalised, padded on the right and at the bottom. sizes: (width, height) in pixels
-    without padding. boxes: (x1, y1, x2, y2) in those pixels, the full image (0, 0, W - 1, H - 1)
-    first. instance_masks: objects' outlines, rasterised to the cells of their boxes (VCR).
 
-    Raises ValueError if the shapes do not fit together.
+def check_tensor(name: str, value: object, kind: str, remedy: str = "convert them") -> None:
+    """Checks that a value is a tensor of a ``kind``: one of `KINDS`.
+
+    A float mask with 1 for real entries would be added to scores.
     """
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}, expected a tensor")
+    if kind == "numbers":
+        if not value.is_floating_point():
+            raise ValueError(f"{name} is {value.dtype}, expected {KINDS[kind]}; {remedy}")
+    elif value.dtype != (torch.bool if kind == "mask" else torch.int64):
+        raise ValueError(f"{name} is {value.dtype}, expected {KINDS[kind]}")
 
-    images: Float[Tensor, "B 3 H W"]
-    sizes: Float[Tensor, "B 2"]
-    boxes: Float[Tensor, "B R 4"]
-    region_mask: Bool[Tensor, "B R"]
-    instance_masks: Float[Tensor, "B R P P"] | None = None
 
-    def __post_init__(self) -> None:
-        shape = tuple(self.boxes.shape)
-        shapes: dict[str, tuple[int, ...]] = {
-            "boxes": (len(self.images), *shape[1:2], 4),
-            "sizes": (len(self.images), 2),
-            "region_mask": shape[:2],
-        }
-        for name, want in shapes.items():
-            if (actual := tuple(getattr(self, name).shape)) != want:
-                raise ValueError(
-                    f"{name} has shape {actual}, expected {want} with images "
-                    f"{tuple(self.images.shape)}"
-                )
-        if self.instance_masks is not None and tuple(self.instance_masks.shape[:2]) != shape[:2]:
-            raise ValueError(
-                f"instance_masks has shape {tuple(self.instance_masks.shape)}, boxes {shape}"
-            )
+def check_marked(name: str, positions: Tensor, mask_name: str, mask: Tensor) -> None:
+    """Checks that indices match a mask: code that changes one of them must change both."""
+    if len(positions) != int(mask.sum()) or not bool(mask.flatten()[positions].all()):
+        raise ValueError(
+            f"{name} holds {len(positions)} positions, but they are not the "
+            f"{int(mask.sum())} positions that {mask_name} marks; compute them from "
+            "this mask, or give None"
+        )
 
-    def locations(self) -> Float[Tensor, "B R 5"]:
-        """Returns locations in the form of `VLInputs`: corners as fractions, and area."""
-        corners = self.boxes / self.sizes.repeat(1, 2)[:, None]
-        corners = corners.masked_fill(~self.region_mask[..., None], 0.0)
-        area = (corners[..., 2:] - corners[..., :2]).prod(dim=-1, keepdim=True)
-        return torch.cat([corners, area], dim=-1)
+
+def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
+    """Checks that numbers have the model's dtype; under autocast they may have another."""
+    device = values.device.type
+    if values.dtype != weight.dtype and not torch.is_autocast_enabled(device):
+        raise ValueError(
+            f"{name} is {values.dtype}, the model's weights are {weight.dtype}; convert either, or "
+            f"run the model under torch.autocast({device!r})"
+        )
+
+
+def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) -> None:
+    """Checks texts without images: ids and masks have the same shape and at least one position."""
+    check_tensor("tokens", tokens, "ids")
+    check_tensor("token_mask", token_mask, "mask")
+    shape = tuple(tokens.shape)
+    if len(shape) != 2 or not shape[1]:
+        raise ValueError(
+            f"tokens has shape {shape}, expected [texts, tokens] with one token at least"
+        )
+    if tuple(token_mask.shape) != shape:
+        raise ValueError(f"token_mask has shape {tuple(token_mask.shape)}, tokens {shape}")
+    if isinstance(segments, Tensor):
+        if tuple(segments.shape) != shape:
+            raise ValueError(f"segments has shape {tuple(segments.shape)}, tokens {shape}")
+        check_tensor("segments", segments, "ids")
+
+
+def check_occupied(name: str, mask: Tensor, kind: str, items: str = "pairs") -> None:
+    """Checks that each row of a mask [B, N] marks at least one position."""
+    filled = mask.any(dim=1)
+    if not bool(filled.all()):
+        empty = (~filled).nonzero().flatten().tolist()
+        raise ValueError(
+            f"{name}: {len(empty)} of {len(mask)} {items} have no {kind} (first: row {empty[0]}); "
+            f"remove such {items} from the batch"
+        )
+
+
+def check_below(name: str, ids: Tensor, count: int, limit: str) -> None:
+    """Checks that ids are at least 0 and below ``count``, which messages call ``limit``."""
+    if not ids.numel():
+        return
+    low, high = (int(bound) for bound in ids.aminmax())
+    if low < 0 or high >= count:
+        wrong = (ids < 0) | (ids >= count)
+        row = int(wrong.flatten(1).any(dim=1).nonzero()[0])
+        raise ValueError(
+            f"{name} has ids from {low} to {high} (first wrong one in row {row}), expected 0 to "
+            f"{count - 1} ({limit}={count})"
+        )
+
+
+def check_finite(name: str, values: Tensor, items: str, remedy: str) -> None:
+    """Checks that all values of [B, ...] are finite."""
+    # The sum reveals NaN and infinity and reads each number once; only then are the values checked
+    # in detail.
+    if bool(torch.isfinite(values.detach().sum(dtype=torch.float32))):
+        return
+    bad = (~torch.isfinite(values)).flatten(1).any(dim=1).nonzero().flatten()
+    if len(bad):
+        raise ValueError(
+            f"{name}: {len(bad)} of {len(values)} {items} hold NaN or infinite values (first: row "
+            f"{int(bad[0])}); {remedy}"
+        )

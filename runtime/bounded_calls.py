@@ -4,7 +4,6 @@ If a hostile file makes a decoder hang or request gigabytes, it cannot be stoppe
 process. Here it costs one call, which ends as a reject, and the process is replaced.
 """
 
-import ctypes
 import errno
 import math
 import os
@@ -23,6 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from vlmill.runtime.memory import keep_some_freed_memory
 from vlmill.runtime.processes import live_as_long_as_the_parent, process_context
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, Rejected
@@ -31,7 +31,6 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 START_SECONDS = 300.0  # for imports on a busy machine
 ATTEMPTS = 2  # a process that was killed from outside costs no image
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +323,7 @@ def _serve(
         connection.send(OSError(f"{type(error).__name__}: {error}"))
         return
     limit_memory(limits.more_bytes)
-    keep_freed_memory()
+    keep_some_freed_memory()
     connection.send(None)
     with suppress(EOFError, BrokenPipeError):
         while True:
@@ -346,17 +345,6 @@ def compute(function: Callable[[Any], Any], task: bytes) -> bytes:
             pickle.loads(pickled)
             return pickled
         return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
-
-
-def keep_freed_memory() -> None:
-    """Makes the C library keep up to 64 MB of freed memory; only with glibc.
-
-    New pages from the system for each image take a tenth of a decoder's time.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(M_TRIM_THRESHOLD, 64 << 20)
 
 
 def limit_memory(more_bytes: int) -> None:

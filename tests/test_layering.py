@@ -71,7 +71,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "runtime": (
-        "bus_errors settings extras cores",
+        "bus_errors settings extras cores memory",
         "processes",
         "bounded_calls",
         "files",
@@ -80,7 +80,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "models": (
-        "checks config_checks positions convert rows probes",
+        "config_checks positions convert rows probes",
         "inputs detector",
         "outputs",
         "layers/cpu layers/gpu",

@@ -165,9 +165,9 @@ MOST: dict[Callable[[Path], Trip], tuple[int, int, int]] = {
     page_to_pair: (76, 470, 180),
     caption_to_hard_negatives: (50, 250, 100),
     image_to_region_row: (77, 405, 144),
-    region_row_to_loss: (38, 165, 60),
-    checkpoint_to_answer: (65, 263, 95),
-    question_to_answer: (38, 147, 50),
+    region_row_to_loss: (32, 158, 48),
+    checkpoint_to_answer: (63, 262, 90),
+    question_to_answer: (35, 146, 45),
 }
 
 

@@ -29,7 +29,6 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
-from vlmill.runtime.console.memory import keep_freed_memory
 from vlmill.runtime.console.recipes import add_recipes_arguments, run_recipes
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.mirror import (
@@ -38,6 +37,7 @@ from vlmill.runtime.files.mirror import (
     require_one_process,
     restore_paths,
 )
+from vlmill.runtime.memory import keep_freed_memory
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
 from vlmill.runtime.weights.listing import add_weights_arguments, list_weights

@@ -36,7 +36,7 @@ from torch._dynamo.utils import counters
 from vlmill.train.devices.throughput import product_rate, run_without_values, wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 from vlmill.train.run.step import Training, train_step
 
 GOAL, NEXT_GOAL = 0.45, 0.5  # of the card's measured rate of products
@@ -168,7 +168,7 @@ def count_useful(work: Work, batches: Sequence[HostBatch]) -> int:
     """
     with torch.device("meta"):
         model = new_model(work.recipe)
-    step = PretrainingStep(model, work.stage.objectives, pack=True).train()
+    step = make_step(model, work.stage.objectives, pack=True).train()
     return sum(
         useful_operations(
             partial(run_without_values, step, batch), batch, work.recipe.variant, work.recipe.model

@@ -31,7 +31,7 @@ from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run.inputs import open_sources
 from vlmill.train.run.job import model_config
 from vlmill.train.run.model import make_tokenizer
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 from vlmill.train.run.step import Training
 from vlmill.train.run.updates import Update, clip_whole
 
@@ -223,7 +223,7 @@ def training_of(
     """
     stage, dtype = recipe.stages[0], devices.COMPUTED_IN.get(recipe.precision)
     model.train()
-    step = PretrainingStep(model, stage.objectives, pack=pack)
+    step = make_step(model, stage.objectives, pack=pack)
     module = devices.wrap_module(step, accelerator, shard=False)
     module.train()
     settings = settings_of_start(stage.optimizer, from_checkpoint=False)

@@ -17,13 +17,12 @@ from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.masking.regions import MaskedRegions
-from vlmill.train.loading.masking.words import MaskedTokens
+from vlmill.train.loading.masking.words import MaskedTokens, select_tokens
 from vlmill.train.loading.sample import (
     Sample,
     SampledRegions,
     fit_together,
     list_columns,
-    select_tokens,
     take_regions,
 )
 from vlmill.train.settings.parts import Feeding
@@ -157,7 +156,10 @@ class ShownRegions:
         (number,) = self.regions.find([question.image_id]).tolist()
         group, within = self.regions.locate_row(number)
         regions = take_regions(group, within, self.feeding, list_columns(self.feeding))
-        text, regions = fit_together(text, hiding(regions, question.region), self.feeding)
+        regions = hiding(regions, question.region)
+        if (longest := self.feeding.max_elements) is not None:
+            whole = self.feeding.whole_image != "none"
+            text, regions = fit_together(text, regions, longest, has_whole_image=whole)
         return Sample(pair_id=question.image_id, text=text, regions=regions)
 
 

@@ -22,7 +22,7 @@ from vlmill.extract.formats.pickled import object_array_parts
 from vlmill.extract.formats.records import BadRecord
 from vlmill.extract.formats.similar_pickles import SimilarPickles
 from vlmill.extract.formats.unfinished import Part
-from vlmill.models.convert.plain_pickle import BadPickle, Pickled, view_array
+from vlmill.models.convert.plain_pickle import BadPickle, Pickled, plain_value, view_array
 from vlmill.schemas.rejects import Reason
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -30,6 +30,7 @@ ZIP_MAGIC, ZIP_ENTRY, ZIP_END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 MAX_MEMBER = 64 * 2**20  # 1,000 boxes x 2048 float32 are 8 MB
 MAX_MEMBERS = 1_000  # of one image
 MAX_HEADER = 10_000
+MAX_LISTED = 10_000_000  # numbers of a list of rows: 1,000 boxes x 2,048
 # The records of a zip (APPNOTE 4.3.7, 4.3.12, 4.3.16), and what all members share: version 2.0, no
 # flags, stored, midnight of 1 January 1980.
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -39,7 +40,7 @@ ZIP_FACTS = (20, 0, 0, 0, 0x21)
 FILE_MODE = 0o600 << 16
 ENCRYPTED = 0x1
 loads = SimilarPickles().loads
-_KIND = re.compile(r"[<>|=]?(?:[biuf][1248]|O8?)")
+_KIND = re.compile(r"[<>|=]?(?:[biuf][1248]|[SU][0-9]{1,6}|O8?)")
 ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
@@ -169,6 +170,28 @@ def _parse_header(header: bytes) -> tuple[str, tuple[int, ...], bool]:
     if not isinstance(text, str) or not _KIND.fullmatch(text):
         raise BadRecord(f"an array of type {str(text)[:40]}")
     return text, sides, fortran
+
+
+def entry_value(value: Any) -> Any:
+    """Returns text, a number or an array of a pickle; None for anything else.
+
+    Lists of numbers, and of rows of equally many numbers, become arrays.
+    """
+    items = value.value if isinstance(value, Pickled) else value
+    if not isinstance(items, list):
+        return plain_value(value)
+    rows = [item.value if isinstance(item, Pickled) else item for item in items]
+    # np.ndim() of a list would look into the lists that it holds.
+    widths = {
+        len(row) if isinstance(row, list) or (isinstance(row, np.ndarray) and row.ndim == 1) else 0
+        for row in rows
+    }
+    if len(widths) != 1 or len(rows) * max(widths) > MAX_LISTED:
+        return None
+    numbers = [number for row in rows for number in row] if max(widths) else rows
+    if not all(isinstance(number, int | float | np.number) for number in numbers):
+        return None
+    return np.array(rows)
 
 
 def only_item(value: Any) -> Any:

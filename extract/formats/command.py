@@ -9,6 +9,8 @@ from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMATS, describe_formats
 from vlmill.runtime.console.command import int_at_least, print_reading_hint, print_status
 from vlmill.runtime.files.copies import full_disk_reason
+from vlmill.runtime.memory import keep_some_freed_memory
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import format_rejects
 
 IMPORT_EXAMPLES = f"""examples:
@@ -52,8 +54,8 @@ def add_import(command: argparse.ArgumentParser) -> None:
         "--sizes",
         metavar="FILE",
         help="sizes of the images, for files that have none (UNITER, cocobu): a table of images, "
-        "COCO's JSON, a JSON object {ID: [width, height]}, lines of id, width and height, or "
-        "WIDTHxHEIGHT for all images",
+        "COCO's JSON, a JSON object {ID: [width, height]}, lines of id, width and height, "
+        "Oscar's hw.tsv, or WIDTHxHEIGHT for all images",
     )
     for name in ("classes", "attributes"):
         command.add_argument(
@@ -155,7 +157,8 @@ def command_import(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois import``."""
     from vlmill.extract.formats.import_file import Import, import_file
     from vlmill.extract.formats.rows import DAMAGE
-    from vlmill.runtime.files.reading import reject_counts
+    from vlmill.runtime.files.reading import iter_batches, reject_counts
+    from vlmill.schemas.tables import REJECTS
 
     job = Import(
         files=arguments.files,
@@ -171,13 +174,21 @@ def command_import(arguments: argparse.Namespace) -> int:
         classes=arguments.classes,
         attributes=arguments.attributes,
     )
+    keep_some_freed_memory()
     with full_disk_named(arguments.output):
         regions, rejects = import_file(job, fresh=arguments.fresh)
     print_reading_hint(arguments.output, "regions")
     counts = reject_counts(arguments.output)
-    print(f"{arguments.output}: {regions} rows of regions, {format_rejects(counts)}")
+    rows = format_count(regions, "row of regions", "rows of regions")
+    print(f"{arguments.output}: {rows}, {format_rejects(counts)}")
     if not regions and not rejects:
         print_status(f"error: FILE {job.name} has no images; give a file that has some")
+    elif not regions and not counts[DAMAGE]:
+        first = next(iter_batches(arguments.output, REJECTS, batch_rows=1)).to_pylist()[0]
+        print_status(
+            f"error: FILE {job.name}: no image can be read; the first is {first['key']}: "
+            f"{first['detail']}"
+        )
     return 1 if counts[DAMAGE] or not regions else 0
 
 
@@ -194,5 +205,5 @@ def command_export(arguments: argparse.Namespace) -> int:
             classes=arguments.classes,
             attributes=arguments.attributes,
         )
-    print(f"{arguments.output}: {rows} images")
+    print(f"{arguments.output}: {format_count(rows, 'image')}")
     return 0

@@ -101,5 +101,6 @@ class Context:
             )
         size = sizes.find(str(fields["image_id"]))
         if size is None:
-            raise BadRecord("no size of this image in --sizes", Reason.NO_IMAGE)
+            detail = f"no size of this image in --sizes, whose ids are like {sizes.example[:100]}"
+            raise BadRecord(detail, Reason.NO_IMAGE)
         fields["image_w"], fields["image_h"] = size

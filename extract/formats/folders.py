@@ -91,6 +91,6 @@ def id_of_file(file: Path, ending: str) -> str:
     it.
     """
     stem = file.name[: -len(ending)]
-    if not is_utf8(stem):
+    if "%" not in stem or not is_utf8(stem):
         return stem
     return unquoted if quote(unquoted := unquote(stem), safe=SAFE) == stem else stem

@@ -62,6 +62,7 @@ MAX_ENTRIES = 100  # of a group
 MAX_BYTES = 2**26  # of a data set of a group: 1,000 boxes x 2048 float32 are 8 MB
 SPATIAL = "spatial_features"
 NEEDED = ("features", "boxes")
+ENTRIES = {*KINDS, *STATED, "image_w", "image_h", "num_boxes"}  # of a group
 IDS = ("image_ids", "image_id", "img_id")
 
 
@@ -150,7 +151,8 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
     for needed in NEEDED:
         if not isinstance(file.get(names.get(needed, needed)), h5py.Dataset):
             raise InputError(
-                f"FILE {path} has no data set of {needed} (it has {', '.join(list(file)[:10])}), "
+                f"FILE {path} has no data set of {needed} (it has "
+                f"{', '.join(list(file)[:10]) or 'none'}), "
                 "or is damaged there; known data sets are image_features, image_bb and "
                 "spatial_features "
                 "(bottom-up-attention-vqa, BAN), features and boxes (VisDial) and a group an "
@@ -407,8 +409,8 @@ def read_groups(parent: h5py.Group, name: str, depth: int) -> Iterator[Item]:
 def read_group(group: h5py.Group, key: str) -> Record:
     """Returns the row of one group."""
     try:
-        entries = {name: read_entry(group, name) for name in list(group)[:MAX_ENTRIES]}
-        fields = rename_fields(entries)
+        names = [name for name in list(group)[:MAX_ENTRIES] if ALIASES.get(name, name) in ENTRIES]
+        fields = rename_fields({name: read_entry(group, name) for name in names})
         if absent := {"image_w", "image_h", *NEEDED} - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
         count_arrays(fields)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmill.extract.formats.arrays import ZIP_MAGIC
+from vlmill.extract.formats.arrays import ZIP_MAGIC, entry_value
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.lmdb_file import LmdbFile
 from vlmill.extract.formats.lmdb_pages import LostValue, Pages, Value
@@ -40,6 +40,7 @@ from vlmill.models.convert.plain_pickle import BadPickle, plain_value
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.formats import HEAD_BYTES, format_name
+from vlmill.schemas.names import difference
 from vlmill.schemas.rejects import Reason
 
 KEYS = b"keys"
@@ -173,11 +174,12 @@ def parse_record(
         item = loads(value)
         if not isinstance(item, dict):
             raise BadRecord(f"a pickle of {type(item).__name__}, must be a dict")
-        plain = {str(n): plain_value(v) for n, v in item.items()}
+        plain = {str(n): entry_value(v) for n, v in item.items()}
         fields = {n: parse_field(n, v) for n, v in rename_fields(plain).items()}
         if absent := NEEDED - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
-        if (stated_id := str(fields.get("image_id", name))) != name and "feature_path" not in item:
+        stated_id = str(fields.get("image_id", name))
+        if not (stated_id == name or "feature_path" in item or difference(stated_id, name)):
             raise BadRecord(f"image_id is {stated_id[:100]}, the key is {name}")
         fields["image_id"] = name
         context.require_size(fields, sizes, path, "an LMDB of features")

@@ -9,12 +9,13 @@ ID_info.npy; its ids are paths below the folder, without the ending. ID_full.npy
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vlmill.extract.formats.arrays import array_parts, only_item, read_array
+from vlmill.extract.formats.arrays import array_parts, entry_value, only_item, read_array
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
@@ -29,36 +30,37 @@ from vlmill.extract.formats.records import (
 )
 from vlmill.extract.formats.sizes import Sizes
 from vlmill.extract.formats.unfinished import Unfinished
-from vlmill.models.convert.plain_pickle import plain_value
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
 ENDING, INFO, FULL = ".npy", "_info.npy", "_full.npy"
+FIRST_FILES = 20  # that show the layout: one may lack its boxes
 BOXES = "_box"  # folders of cocobu, whose features are in .npz
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
     """Yields the records of one file, or of the files below a folder in the order of their names.
 
-    Raises InputError for a folder whose first readable file has an unknown layout.
+    Raises InputError for a folder whose first files have an unknown layout.
     """
     require_layout(path)
     total, sizes = count_files(path, ENDING), context.sizes_near(path)
     root = path if path.is_dir() else path.parent
+    start = len(str(root / "_")) - 1  # of a file's path below the folder; pathlib takes 10 us
     for number, file in enumerate(walk_files(path, ENDING)):
         context.done = number / total
         if not is_companion(file):
-            yield partial(read_record, file, root, context, sizes)
+            key = str(file)[start:].removesuffix(ENDING)
+            yield partial(read_record, file, key, root, context, sizes)
 
 
 def require_layout(path: Path) -> None:
-    """Raises InputError, once, if the first readable file has an unknown layout, and if no file
-    has features.
+    """Raises InputError, once, if none of the first files has a known layout, and if no file has
+    features.
     """
-    has_features = False
-    for file in walk_files(path, ENDING):
-        if is_companion(file):
-            continue
+    features = (file for file in walk_files(path, ENDING) if not is_companion(file))
+    has_features, problem = False, None
+    for file in islice(features, FIRST_FILES):
         has_features = True
         try:
             value = read_array(file)
@@ -72,10 +74,12 @@ def require_layout(path: Path) -> None:
         what = f"a dict of {', '.join(map(str, entries))[:200]}"
         if isinstance(value, np.ndarray):
             what = f"an array {list(value.shape)} without {info_file(file).name}"
-        raise InputError(
+        problem = problem or InputError(
             f"FILE {path}: {file.name} is {what}, not features with their boxes. Known: a dict "
             "with features and bbox (vilbert-multi-task); ID.npy with ID_info.npy (MMF)"
         )
+    if problem is not None:
+        raise problem
     if not has_features:
         raise InputError(
             f"FILE {path}: boxes without features (ID{INFO} of MMF); give the folder that has "
@@ -103,7 +107,7 @@ def parse_entries(value: Any) -> dict[str, Any]:
     item = only_item(value)
     if not isinstance(item, dict):
         return {}
-    return rename_fields({str(name): plain_value(entry) for name, entry in item.items()})
+    return rename_fields({str(name): entry_value(entry) for name, entry in item.items()})
 
 
 def info_file(file: Path) -> Path:
@@ -111,12 +115,11 @@ def info_file(file: Path) -> Path:
     return file.with_name(f"{file.name.removesuffix(ENDING)}{INFO}")
 
 
-def read_record(file: Path, root: Path, context: Context, sizes: Sizes | None) -> Record:
+def read_record(file: Path, key: str, root: Path, context: Context, sizes: Sizes | None) -> Record:
     """Returns the row of one file; MMF's files are read with their ``_info.npy``.
 
-    Raises InputError for a file without a size.
+    ``key`` is the id of a file that states none. Raises InputError for a file without a size.
     """
-    key = file.relative_to(root).as_posix().removesuffix(ENDING)
     try:
         value = read_array(file)
         entries = parse_entries(value)

@@ -8,13 +8,14 @@ other ports that followed it, write x and bbox only, so the sizes come from ``--
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vlmill.extract.formats import cocobu, uniter
-from vlmill.extract.formats.arrays import only_item, read_members, zip_parts
+from vlmill.extract.formats.arrays import entry_value, only_item, read_members, zip_parts
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, id_of_file, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
@@ -35,13 +36,14 @@ from vlmill.schemas.errors import InputError
 
 ENDING = ".npz"
 BOXES = {"bbox", "boxes", "norm_bb"}
+FIRST_FILES = 20  # that show the layout: one may be of another program
 MEMBERS = {"features": "x", "boxes": "bbox", "num_boxes": "num_bbox"}
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
     """Yields the records of one file, or of the files below a folder in the order of their names.
 
-    Raises InputError for a folder whose first readable file has an unknown layout.
+    Raises InputError for a folder whose first files have an unknown layout.
     """
     require_layout(path)
     transposes = cache(lambda: has_transposed(walk_files(path, ENDING)))
@@ -54,8 +56,9 @@ def read(path: Path, context: Context) -> Iterator[Item]:
 
 
 def require_layout(path: Path) -> None:
-    """Raises InputError, once, if the first readable file has an unknown layout."""
-    for file in walk_files(path, ENDING):
+    """Raises InputError, once, if none of the first files has a known layout."""
+    problem: InputError | None = None
+    for file in islice(walk_files(path, ENDING), FIRST_FILES):
         try:
             names = read_members(file).keys()
         except BadRecord:
@@ -63,18 +66,21 @@ def require_layout(path: Path) -> None:
         if names & cocobu.FEATURES or (names & {"x", "features"} and names & BOXES):
             return
         if names & {"x", "features"}:
-            raise InputError(
+            problem = problem or InputError(
                 f"FILE {path}: {file.name} has features without boxes (its arrays are "
                 f"{', '.join(sorted(names)[:10])}), such as grid features; give features of "
                 "regions, with bbox or norm_bb"
             )
+            continue
         what = f"its arrays are {', '.join(sorted(names)[:10])}" if names else "it is empty"
         boxes = "; those are boxes without features: give them to run --boxes"
-        raise InputError(
+        problem = problem or InputError(
             f"FILE {path}: {file.name} has no features of a known layout ({what})"
             f"{boxes if names & {'bbox', 'boxes'} else ''}. Known: x (MILVLG, OpenVQA), norm_bb "
             "and features (UNITER), feat (cocobu)"
         )
+    if problem is not None:
+        raise problem
 
 
 def read_record(
@@ -112,13 +118,17 @@ def parse_members(
     fields = {"image_id": image_id, **info, **rename_members(members)}
     if is_square(fields) and transposes():
         fields["features"] = fields["features"].T
+    if isinstance(stated := fields["image_id"], np.ndarray) and stated.size == 1:
+        fields["image_id"] = plain_value(stated.reshape(-1)[0])
     return {**fields, "image_id": str(fields["image_id"])}
 
 
 def rename_members(members: dict[str, Any]) -> dict[str, Any]:
     """Returns the arrays under the names of the other formats."""
     fields = rename_fields(members)
-    if "num_boxes" not in fields and len(np.shape(fields.get("boxes", ()))) == 2:
+    if "num_boxes" not in fields and "boxes" in fields:
+        if len(shape := np.shape(fields["boxes"])) != 2:
+            raise BadRecord(f"bbox is {list(shape)}, expected [N, 4] of one image")
         fields["num_boxes"] = len(fields["boxes"])
     needed = {"features", "boxes", "num_boxes"}
     if absent := needed - fields.keys():
@@ -154,14 +164,14 @@ def parse_info(value: Any) -> dict[str, Any]:
 
     In the port's "d2" mode the attributes' names hold other values, which are omitted.
     """
-    if value is None:
+    if value is None or (isinstance(value, np.ndarray) and value.dtype.kind in "SU"):
         return {}
     info = only_item(value)
     if not isinstance(info, dict):
         raise BadRecord("info is not an array of one dict")
     names = {"image_id", *LISTS, "cls_prob", *STATED}
     names -= {"attrs_id"} if "attrs_scores" in info else set()
-    fields = {name: plain_value(info[name]) for name in names if name in info}
+    fields = {name: entry_value(info[name]) for name in names if name in info}
     return {name: array for name, array in fields.items() if array is not None}
 
 

@@ -28,6 +28,7 @@ from vlmill.extract.formats.records import (
     BadRecord,
     InvalidRecord,
     Record,
+    decode_numbers,
     from_base64,
     make_record,
     parse_payloads,
@@ -39,7 +40,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
 FEATURES, OBJECTS, LABELS, SIZES = "features", "objects", "labels", "sizes"
-FIRST_LINES = 5  # that show the type: one may be damaged
+EMPTY = "empty"  # a line of an image without objects
+FIRST_LINES = 20  # that show the type: one may be damaged, or of an image without objects
 SPATIAL = 6
 NO_NAMES = ("__background__", "__no_attribute__")
 BACKGROUND = NO_NAMES[0]
@@ -51,11 +53,14 @@ def sniff_kind(path: Path) -> str | None:
     Types are ``features``; ``objects``: predictions with features; ``labels``: objects without
     them; and ``sizes``.
     """
+    is_empty = False
     with path.open("rb", buffering=BUFFER) as file:
         for line in islice(lines(file), FIRST_LINES):
-            if line is not None and (kind := _kind_of(line.split(b"\t"))):
+            kind = _kind_of(line.split(b"\t")) if line is not None else None
+            if kind not in (None, EMPTY):
                 return kind
-    return None
+            is_empty |= kind == EMPTY
+    return LABELS if is_empty else None
 
 
 def _kind_of(fields: list[bytes]) -> str | None:
@@ -70,10 +75,12 @@ def _kind_of(fields: list[bytes]) -> str | None:
         return None
     if isinstance(value, dict) and "features" in value:
         return FEATURES
-    objects = value.get("objects") if isinstance(value, dict) else value
+    objects = value.get("objects", [value]) if isinstance(value, dict) else value
     if not isinstance(objects, list):
         return None
-    first: Any = objects[0] if objects else {"rect": []}
+    first: Any = objects[0] if objects else EMPTY
+    if first == EMPTY:
+        return EMPTY
     if not isinstance(first, dict):
         return None
     if "feature" in first:
@@ -111,6 +118,8 @@ def find_companions(path: Path) -> list[Path]:
     others = ("predictions", "label", "labels", "hw")
     names = [name.replace(word, other) for word in words for other in others]
     names += [f"{other}.tsv" for other in others]
+    sizes = list(path.parent.glob("*.hw.tsv"))  # of scene_graph_benchmark, next to its predictions
+    names += [file.name for file in sizes if len(sizes) == 1]
     files = [path.with_name(other) for other in dict.fromkeys(names) if other != name]
     return [
         file for file in files if file.is_file() and sniff_kind(file) in (LABELS, OBJECTS, SIZES)
@@ -253,18 +262,19 @@ def _are_fractions(spatial: Array) -> bool:
 def read_features(found: Mapping[str, Any], objects: Any, count: int) -> Array:
     """Returns the features [N, D] of one image. Raises BadRecord."""
     if "features" in found:
-        flat = from_base64("features", found["features"])
+        data = from_base64("features", found["features"])
     elif objects is not None:
         parts = [o.get("feature") for o in objects]
         if not all(isinstance(part, str) for part in parts):
             raise BadRecord("an object has no feature")
-        arrays = [from_base64("features", part) for part in parts]
-        if len({array.size for array in arrays}) > 1:
+        payloads = [from_base64("features", part) for part in parts]
+        if len({len(payload) for payload in payloads}) > 1:
             raise BadRecord("the features of the objects have different widths")
-        flat = np.concatenate(arrays) if arrays else np.empty(0, np.float32)
+        data = b"".join(payloads)
     else:
         raise BadRecord("no features")
-    if (flat.size % count if count else flat.size) or (count and not flat.size):
+    flat = decode_numbers("features", data, count)
+    if bool(count) != bool(flat.size):
         raise BadRecord(f"features has {flat.size} numbers for {count} boxes")
     return flat.reshape(count, flat.size // count if count else 0)
 

@@ -9,13 +9,16 @@ from typing import Any
 from vlmill.extract.formats.records import InvalidRecord, Record
 from vlmill.extract.formats.rows import STAGE, RowSorter, encode_each
 from vlmill.runtime.files.shards import ShardWriter
-from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.readers.region_rows import (
+    RegionRow,
+    RowGroup,
+    encode_regions,
+    region_arrays,
+)
 from vlmill.runtime.units.unit import Job, Result, Unit, work_folder, write_record
 from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REGIONS, REJECTS
 
-# Of a row group, whichever is reached first: each group costs as much as several rows.
-ROWS_PER_GROUP, BYTES_PER_GROUP = 64, 16 * 2**20
 REJECTS_PER_GROUP = 1000
 
 
@@ -44,8 +47,7 @@ class PartWriter:
         advance: Callable[[int, Sequence[InvalidRecord]], None],
     ) -> None:
         self._part, self._sorter, self._advance = part, sorter, advance
-        self._rows: list[RegionRow] = []
-        self._row_bytes = 0
+        self._group = RowGroup(part.compression)
         self._rejects: list[dict[str, object]] = []
         self._written, self._open = 0, ExitStack()
         arrays = region_arrays(
@@ -84,26 +86,24 @@ class PartWriter:
         if isinstance(row, InvalidRecord):
             self._reject([row])
             return False
-        self._rows.append(row)
-        self._row_bytes += sum(a.nbytes for a in (row.features, row.class_probs) if a is not None)
-        most = min(ROWS_PER_GROUP, self._part.rows - self._written)
-        if len(self._rows) == most or self._row_bytes >= BYTES_PER_GROUP:
+        if self._group.add(row) or len(self._group.rows) == self._part.rows - self._written:
             self._flush()
         return self._written == self._part.rows
 
     def _flush(self) -> None:
+        rows = self._group.take()
         try:
-            table = self._encode(self._rows)
+            table = self._encode(rows)
         except ValueError:
-            self._reject(encode_each(self._rows, self._encode, self._sorter))
-            table = self._encode(self._rows)
+            self._reject(encode_each(rows, self._encode, self._sorter))
+            table = self._encode(rows)
         self._regions.write(table)
-        self._written += len(self._rows)
-        self._advance(len(self._rows), ())
-        self._rows, self._row_bytes = [], 0
+        self._written += len(rows)
+        self._advance(len(rows), ())
 
     def _encode(self, rows: list[RegionRow]) -> Any:
-        return encode_regions(rows, dtype=self._part.dtype)
+        # A record's float32 numbers were checked when it was read.
+        return encode_regions(rows, dtype=self._part.dtype, checked=self._part.dtype == "float32")
 
     def _reject(self, invalid: Sequence[InvalidRecord]) -> None:
         self._rejects += [reject(STAGE, bad.key, bad.reason, bad.detail) for bad in invalid]

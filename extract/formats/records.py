@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pybase64
 
 from vlmill.extract.formats.folders import is_utf8
-from vlmill.runtime.readers.regions import RegionRow
+from vlmill.runtime.readers.region_rows import RegionRow, are_finite, describe_overflow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason
@@ -42,7 +42,7 @@ COLUMNS = {
     "attrs_conf": "attribute_scores",
 }
 PROBABILITIES = ("cls_prob", "objects_conf", "attrs_conf")
-PROBABILITY_TOLERANCE = 1e-5  # a softmax in float32, or its sum, may round to above 1
+LARGEST_PROBABILITY = np.float32(1 + 1e-5)  # a softmax in float32, or its sum, may round above 1
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
 # The fields' names in other projects: vilbert-multi-task and MMF, VOLTA, MILVLG and GQA.
 ALIASES = {
@@ -60,11 +60,15 @@ ALIASES = {
 STATED = ("background", "classes_from")  # of a FileRow
 # Others count integer pixels, or round: a box may end one pixel beyond the border.
 IMPORTED_BORDER_PX = 1.0
+FRACTIONS = "all coordinates are at most 1, as of fractions of width and height; write pixels"
 # vqa-maskrcnn counts the padding of its input as image: its boxes may end 31 pixels of the input
 # beyond the right and the lower border. The input's sides are at most 800 and 1333 pixels.
 PADDING_PX, INPUT_SIDES = 31, (800, 1333)
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
+# Numbers at the start of features that show their type, and bounds that nearly all of them respect.
+HEAD_NUMBERS = 128
+SMALLEST, LARGEST = 1e-9, 1e10
 LONG_PAYLOAD = 1_000  # base64 of at least this many characters is not parsed as JSON
 WRAPPED_AT = 76  # characters of base64 per line, as in MIME
 NO_CLASS = -1  # the class of a region whose likeliest class is the background
@@ -105,8 +109,8 @@ class InvalidRecord:
 Record = FileRow | InvalidRecord
 
 
-def from_base64(name: str, text: bytes | memoryview | str) -> Array:
-    """Returns a payload as a flat array of its type. Raises BadRecord.
+def from_base64(name: str, text: bytes | memoryview | str) -> bytes:
+    """Returns the bytes of a payload. Raises BadRecord.
 
     Files that Python 3 wrote from bytes hold the text ``b'...'``: the quotes are removed. Base64
     may be wrapped to lines of 76 characters.
@@ -120,13 +124,48 @@ def from_base64(name: str, text: bytes | memoryview | str) -> Array:
     if start[:1].isspace() or end.isspace():
         raw = bytes(raw).strip()
     try:
-        data = pybase64.b64decode(raw, validate=True)
+        return pybase64.b64decode(raw, validate=True)
     except binascii.Error:
         raise BadRecord(f"{name}: {describe_base64(raw)}") from None
+
+
+def decode_numbers(name: str, data: bytes, count: int) -> Array:
+    """Returns the numbers of a payload of ``count`` boxes as a flat array. Raises BadRecord.
+
+    Scripts that wrote float64 or int32 instead of the type of KINDS are recognised by the number of
+    bytes, and for features and distributions, whose width is unknown, by the numbers at the start.
+    """
     kind = KINDS[name]
-    if len(data) % kind.itemsize:
-        raise BadRecord(f"{name} has {len(data)} bytes, not a multiple of {kind.itemsize}")
-    return np.frombuffer(data, dtype=kind)
+    if name in LISTS or name == "boxes":
+        expected = count * (4 if name == "boxes" else 1)
+        size = len(data) // expected if expected else kind.itemsize
+        if size not in (2, 4, 8) or size * expected != len(data):
+            raise BadRecord(
+                f"{name} has {len(data)} bytes for {count} boxes, not {expected * kind.itemsize}"
+            )
+        return np.frombuffer(data, f"<{kind.kind}{size}")
+    if len(data) % (kind.itemsize * max(count, 1)):
+        raise BadRecord(f"{name} has {len(data)} bytes, not a multiple of {kind.itemsize * count}")
+    low = SMALLEST if name == "features" else 0.0  # probabilities have no lower bound
+    numbers = np.frombuffer(data, kind)
+    if are_typical(numbers[:HEAD_NUMBERS], low):
+        return numbers
+    for size in (8, 2):
+        if len(data) % (size * max(count, 1)) == 0:
+            others = np.frombuffer(data, f"<f{size}")
+            # The halves of very small numbers of float32 are not all finite.
+            if np.isfinite(others).all() and are_typical(others[:HEAD_NUMBERS], low):
+                return others
+    return numbers
+
+
+def are_typical(numbers: Array, low: float) -> bool:
+    """Returns whether at most 1 of 16 numbers, apart from 0 and NaN, is outside low..LARGEST."""
+    sizes = np.abs(numbers, dtype=np.float64)
+    zeros = sizes.size - np.count_nonzero(sizes)
+    unusual = np.count_nonzero(sizes < low) - (zeros if low else 0)
+    unusual += np.count_nonzero(sizes > LARGEST)
+    return bool(16 * unusual <= sizes.size - zeros)
 
 
 def describe_base64(raw: bytes | memoryview) -> str:
@@ -231,7 +270,10 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     for name in PROBABILITIES:
         if name in arrays and not are_probabilities(arrays[name]):
             raise BadRecord(f"{name} has a number outside 0..1; it must be after the softmax")
-    # Numbers of other arrays that are not finite are found when the row is stored.
+    for name in ("features", "cls_prob"):  # now, while they are in the processor's cache
+        if name in arrays and not are_finite(arrays[name], "float32"):
+            raise BadRecord(f"{name} has {describe_overflow('float32')}", Reason.NOT_FINITE)
+    # Scores that are not finite are found when the row is stored.
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
     boxes = arrays["boxes"]
@@ -240,6 +282,8 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         raise BadRecord("a box is not finite", Reason.NOT_FINITE)
     if (boxes[:, 2:] < boxes[:, :2]).any():
         raise BadRecord("a box ends before it begins")
+    if count and boxes.max() <= 1 < min(width, height) and (boxes % 1).any():
+        raise BadRecord(FRACTIONS, Reason.BAD_BOXES)
     if is_clipped:
         arrays["boxes"] = clip_padding(boxes, width, height)
     columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
@@ -262,6 +306,11 @@ def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def count_boxes(boxes: Array | bytes) -> int:
+    """Returns the number of boxes in a flat array, or in a payload of float32."""
+    return len(boxes) // 16 if isinstance(boxes, bytes) else boxes.size // 4
+
+
 def count_arrays(fields: dict[str, Any]) -> None:
     """Sets ``num_boxes`` of fields with two-dimensional arrays, and removes lists of other lengths.
 
@@ -272,8 +321,8 @@ def count_arrays(fields: dict[str, Any]) -> None:
     """
     boxes = fields.get("boxes")
     if not isinstance(boxes, np.ndarray) or boxes.ndim != 2:
-        if isinstance(boxes, np.ndarray) and "num_boxes" not in fields:
-            fields["num_boxes"] = boxes.size // 4
+        if isinstance(boxes, np.ndarray | bytes):
+            fields.setdefault("num_boxes", count_boxes(boxes))
         return
     count, stated_count = len(boxes), fields.get("num_boxes", len(boxes))
     scores = fields.get("cls_prob")
@@ -302,6 +351,8 @@ def reshape_payload(name: str, value: Any, count: int) -> Array:
     A flat array is row-major. A two-dimensional array is transposed if only its second dimension is
     n, as for features [D, n] in OpenVQA's and MCAN's files; if both are n it is [n, D].
     """
+    if isinstance(value, bytes):
+        value = decode_numbers(name, value, count)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
         raise BadRecord(f"{name} is not an array of numbers")
     if value.dtype == KINDS[name] and value.size and value.flags.c_contiguous:
@@ -340,10 +391,11 @@ def row_major(name: str, value: Array, count: int) -> Array:
 
 
 def are_probabilities(array: Array) -> bool:
-    """Returns whether all finite numbers of an array are from 0 to 1."""
-    if not array.size or (array.min() >= 0 and array.max() <= 1 + PROBABILITY_TOLERANCE):
+    """Returns whether all finite numbers of a float32 array are from 0 to 1."""
+    # The bits of other numbers are larger, also those of negative ones.
+    if not array.size or array.view(np.uint32).max() <= LARGEST_PROBABILITY.view(np.uint32):
         return True
-    wrong = (array < 0) | (array > 1 + PROBABILITY_TOLERANCE)
+    wrong = (array < 0) | (array > LARGEST_PROBABILITY)
     return not (wrong & np.isfinite(array)).any()
 
 

@@ -11,6 +11,7 @@ copied.
 import io
 import pickletools
 import re
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -29,34 +30,37 @@ from vlmill.models.convert.plain_pickle import (
 MAX_KINDS = 8
 MAX_LEARNT = 64  # kinds: where every pickle is of another kind, the search only costs time
 MAX_INSTRUCTIONS = 1_000  # of a pickle whose kind is remembered: records have some 300
-MAX_FIXED = 4096  # bytes of a step
+MAX_FIXED = 4096  # bytes of the instructions between two values
 MAX_HOLES = 256  # whose numbers fit the instruction
-# The bytes of a number, and of the length of a text or of bytes.
-NUMBERS = {"BININT1": 1, "BININT2": 2}
-TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4}
-SHORT_BYTES = {"SHORT_BINBYTES": 1}
+# The struct codes of numbers, and of the lengths of texts and bytes.
+NUMBERS = {"BININT1": "B", "BININT2": "H"}
+TEXTS = {"SHORT_BINUNICODE": "B", "BINUNICODE": "I"}
+SHORT_BYTES = {"SHORT_BINBYTES": "B"}
+VIEWS = {"BINBYTES": "I", "BINBYTES8": "Q", "BYTEARRAY8": "Q"}
 INDEXES = {"PUT", "BINPUT", "LONG_BINPUT"}
-VIEWS = {"BINBYTES": 4, "BINBYTES8": 8, "BYTEARRAY8": 8}
 # What every record repeats, such as versions, names of entries, modules and types.
 SMALLEST_NUMBER = 4
 REPEATED = re.compile(r"[A-Za-z_.<>|=]{1,24}|[A-Za-z][0-9]|[SU][0-9]{1,4}")
-FRAME = "FRAME"  # states the bytes up to the next one, and is not needed
-FRAME_BYTES = 8
+NUMPY_BYTES = b"b"  # of each array
+STOP, FRAME, FRAME_SIZE = (
+    "STOP",
+    "FRAME",
+    "Q",
+)  # states the bytes up to the next one, and is not needed
 Fill = Callable[[list[Any]], Any]
 
 
-class Step(NamedTuple):
-    """Holds instructions that a pickle must repeat exactly, and what follows them.
+class Segment(NamedTuple):
+    """Holds the instructions up to the end of a pickle, or up to a value of any length.
 
-    ``fixed`` ends with the instruction of the value, which has ``number`` bytes, or a length of
-    ``length`` bytes before it. ``read`` makes the value from its bytes; None without a hole: for a
-    frame's size, and at the end.
+    ``layout`` gives in turns the bytes that a pickle must repeat, which are ``fixed``, and a number
+    that may differ. The last number is the length of the value, which ``read`` makes from its
+    bytes; None at the end.
     """
 
-    fixed: bytes
-    number: int = 0
-    length: int = 0
-    read: Callable[[memoryview], Any] | None = None
+    layout: struct.Struct
+    fixed: tuple[bytes, ...]
+    read: Callable[[memoryview], Any] | None
 
 
 class Hole(NamedTuple):
@@ -111,7 +115,7 @@ class SimilarPickles:
     """Reads pickles. Remembers the instructions of the last :data:`MAX_KINDS` kinds."""
 
     def __init__(self) -> None:
-        self._kinds: deque[tuple[list[Step], Fill]] = deque(maxlen=MAX_KINDS)
+        self._kinds: deque[tuple[list[Segment], Fill]] = deque(maxlen=MAX_KINDS)
         self._learnt = 0
 
     def loads(self, data: bytes | memoryview) -> Any:
@@ -120,9 +124,9 @@ class SimilarPickles:
         views of ``data``. Raises BadPickle.
         """
         view = memoryview(data)
-        for steps, fill in tuple(self._kinds) if len(data) <= MAX_RECORD else ():
+        for segments, fill in tuple(self._kinds) if len(data) <= MAX_RECORD else ():
             try:
-                if (values := _read_values(view, steps)) is not None:
+                if (values := _read_values(view, segments)) is not None:
                     return fill(values)
             except BadPickle:
                 raise
@@ -136,55 +140,57 @@ class SimilarPickles:
         return value
 
 
-def _learn(data: bytes) -> tuple[list[Step], Fill] | None:
-    """Returns the steps of a valid pickle, and a function that makes its content from its values.
+def _learn(data: bytes) -> tuple[list[Segment], Fill] | None:
+    """Returns the segments of a valid pickle, and a function that makes its content from its
+    values.
 
     None if it has too many instructions, long texts of Python 2, an index for which a reader would
     reserve memory, or a value that decides its structure.
     """
-    steps, outline, start, holes = list[Step](), list[bytes](), 0, 0
+    segments, outline, start, holes = list[Segment](), list[bytes](), 0, 0
+    layout, fixed = "<", list[bytes]()
     for count, (code, value, position) in enumerate(pickletools.genops(data)):
         assert position is not None
         name, end = code.name, position + 1
         is_large = name in INDEXES and int(value or 0) > MAX_INSTRUCTIONS
         if count > MAX_INSTRUCTIONS or holes == MAX_HOLES or is_large or end - start > MAX_FIXED:
             return None
-        fixed = data[start:end]
-        if name == FRAME:
-            steps.append(Step(fixed, number=FRAME_BYTES))
-            outline.append(fixed[:-1])
-            start = end + FRAME_BYTES
-        elif name == "STOP":
-            steps.append(Step(fixed))
-            outline.append(fixed)
-        elif step := _find_hole(fixed, name, value):
-            steps.append(step)
-            outline.append(fixed[:-1] + b"K%cQ" % holes)
+        number, read = _find_hole(name, value)
+        if not number and name != STOP:
+            continue
+        instructions, start = data[start:end], end
+        fixed.append(instructions)
+        layout += f"{len(instructions)}s{number}"
+        if number:
+            instructions = instructions[:-1] + (b"" if name == FRAME else b"K%cQ" % holes)
+            start += struct.calcsize(f"<{number}")
             holes += 1
-            size = int.from_bytes(data[end : end + step.length], "little")
-            start = end + step.number + step.length + size
+        outline.append(instructions)
+        if read or name == STOP:
+            segments.append(Segment(struct.Struct(layout), tuple(fixed), read))
+            start += int.from_bytes(data[end:start], "little")
+            layout, fixed = "<", []
     try:
         content = _Outliner(io.BytesIO(b"".join(outline)), encoding="latin1").load()
         fill = _Filling().make(content)
-        fill(_read_values(memoryview(data), steps) or [])
-        return steps, fill
+        fill(_read_values(memoryview(data), segments) or [])
+        return segments, fill
     except Exception:  # any that a value causes where a hole cannot replace it
         return None
 
 
-def _find_hole(fixed: bytes, name: str, value: Any) -> Step | None:
-    """Returns the step of an instruction whose value may differ; None for others."""
-    if name in NUMBERS and value >= SMALLEST_NUMBER:
-        return Step(fixed, number=NUMBERS[name], read=_read_number)
+def _find_hole(name: str, value: Any) -> tuple[str, Callable[[memoryview], Any] | None]:
+    """Returns the struct code of an instruction's number that may differ; empty for others.
+
+    Also what reads the value whose length the number is.
+    """
+    if name == FRAME or (name in NUMBERS and value >= SMALLEST_NUMBER):
+        return NUMBERS.get(name, FRAME_SIZE), None
     if name in TEXTS and not is_repeated(value):
-        return Step(fixed, length=TEXTS[name], read=_read_text)
-    if name in SHORT_BYTES:
-        return Step(fixed, length=SHORT_BYTES[name], read=bytes)
-    return Step(fixed, length=VIEWS[name], read=memoryview) if name in VIEWS else None
-
-
-def _read_number(data: memoryview) -> int:
-    return int.from_bytes(data, "little")
+        return TEXTS[name], _read_text
+    if name in SHORT_BYTES and value != NUMPY_BYTES:
+        return SHORT_BYTES[name], bytes
+    return (VIEWS[name], memoryview) if name in VIEWS else ("", None)
 
 
 def _read_text(data: memoryview) -> str:
@@ -196,20 +202,21 @@ def is_repeated(value: object) -> bool:
     return isinstance(value, str) and REPEATED.fullmatch(value) is not None
 
 
-def _read_values(data: memoryview, steps: list[Step]) -> list[Any] | None:
-    """Returns the values of a pickle that differ; None unless it has ``steps``."""
+def _read_values(data: memoryview, segments: list[Segment]) -> list[Any] | None:
+    """Returns the values of a pickle that differ; None unless it has ``segments``."""
     values, position = list[Any](), 0
-    for fixed, number, length, read in steps:
-        end = position + len(fixed)
-        if data[position:end] != fixed:
+    for layout, fixed, read in segments:
+        start = position + layout.size
+        if start > len(data):
             return None
-        start = end + length
-        position = start + number
-        if length:
-            position += int.from_bytes(data[end:start], "little")
-        if position > len(data):
+        found = layout.unpack_from(data, position)
+        if found[::2] != fixed:
             return None
+        values += found[1::2]
         if read is not None:
+            position = start + values.pop()
+            if position > len(data):
+                return None
             values.append(read(data[start:position]))
     return values
 

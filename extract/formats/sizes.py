@@ -1,7 +1,7 @@
 """Reads image sizes for files that do not hold them: UNITER's, cocobu's and some HDF5 files.
 
 ``--sizes`` is 640x480 for all images, a table of images or regions, COCO's JSON, a JSON object of
-sizes by id, or lines of id, width and height.
+sizes by id, lines of id, width and height, or Oscar's hw.tsv.
 """
 
 import csv
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from vlmill.runtime.files.paths import readable
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import difference, extract_core
-from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plain_json import parse_json, read_json
 
 ENDING = "_sizes.tsv"  # of the file next to exported features without sizes
 LARGEST = 2**31 - 1
@@ -29,6 +29,11 @@ class Sizes:
     def __init__(self, sizes: Mapping[str, Size], every: Size | None = None) -> None:
         self._sizes, self._every = sizes, every
         self._cores: dict[str, list[str]] | None = None
+
+    @property
+    def example(self) -> str:
+        """Returns one of the ids, for messages."""
+        return next(iter(self._sizes), "")
 
     def find(self, image_id: str) -> Size | None:
         """Returns an image's width and height; None if they are missing or ambiguous."""
@@ -104,6 +109,10 @@ def _read_lines(path: Path) -> Iterator[tuple[str, Any, Any]]:
         for number, line in enumerate(file):
             text = line.rstrip("\r\n")
             fields = text.split("\t") if "\t" in text else next(csv.reader([text]), [])
+            if len(fields) == 2 and fields[1][:1] in ("[", "{"):  # Oscar's hw.tsv
+                value = parse_json(fields[1])
+                yield from _read_json({fields[0]: value[0] if isinstance(value, list) else value})
+                continue
             if len(fields) == 3 and (number or fields[1].replace(".", "").isdigit()):
                 yield fields[0], fields[1], fields[2]
             elif text and number:

@@ -13,6 +13,7 @@ from vlmill.extract.formats.folders import count_bytes, walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
 from vlmill.extract.formats.sizes import ENDING
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.runtime.files.paths import matches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.formats import HEAD_BYTES, format_name, other_name
@@ -39,6 +40,7 @@ COMPANIONS = (
 )
 MAX_JSON = 64 * 2**20
 TORCH = (".pt", ".pth")
+PICKLE = b"\x80"  # the first byte of protocols above 1
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
@@ -128,7 +130,7 @@ def recognise(path: Path) -> str | None:
         return "hdf5"
     if path.suffix == vlbert.ENDING and is_vlbert(path):
         return "vl-bert"
-    if format_name(head):
+    if format_name(head) or (not head.isascii() and other_name(head)):
         return None
     if b"\0" in head.split(b"\n", 1)[0]:
         return tsv.sniff_format(path, only_ascii=True)
@@ -240,9 +242,12 @@ def drop_companions(sources: list[Source]) -> list[Source]:
 
 def describe(path: Path) -> str:
     """Returns a description of a path with an unknown format."""
+    if (path / MANIFEST).is_file():
+        return "it is an output of vlmill already; other commands take it as it is"
     if path.is_dir():
-        names = [file.name for _, file in zip(range(3), walk_files(path, ""), strict=False)]
-        return f"no feature file in this folder (it has {', '.join(names) or 'no files'})"
+        first = next(walk_files(path, ""), None)
+        what = "it has no files" if first is None else f"{first.name}: {describe(first)}"
+        return f"no feature file in this folder ({what})"
     if not path.is_file():
         return "it is a link to nothing, or not a regular file"
     with path.open("rb") as file:
@@ -261,5 +266,9 @@ def describe(path: Path) -> str:
         remedy = "; unpack it first" if name.endswith("archive") else ""
         article = "an" if name[0] in "AHx" else "a"  # HTML page, xz archive
         return f"it is {article} {name}, not a file of features{remedy}"
+    if head[:1] == PICKLE:
+        return "it is a Python pickle; write its features in one of the known formats"
+    if head.lstrip()[:1] in (b"{", b"["):
+        return "it is JSON, without the features of an image"
     fields = format_count(head.split(b"\n", 1)[0].count(b"\t") + 1, "field")
-    return f"not a file of features (its first line has {fields})"
+    return f"not a file of features (its first line has {fields} separated by tabs, not 6, 7 or 10)"

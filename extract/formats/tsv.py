@@ -1,13 +1,13 @@
 """Reads and writes TSV with base64 fields of the original repository, ViLBERT and LXMERT.
 
-Each line is one image; the number of fields shows the layout. Lines are read one by one, so memory
-does not grow with the file. The reader accepts the artefacts of Python 2 and 3 and the csv module
-in published files: a header, a byte order mark, sizes as 640.0, payloads as ``b'...'``, and base64
-that is wrapped inside quotes.
+Each line is one image; the number of fields, or a header, shows the layout. Lines are read one by
+one, so memory does not grow with the file. The reader accepts the artefacts of Python 2 and 3 and
+the csv module in published files: headers, whose names decide the order of the fields, a byte order
+mark, sizes as 640.0, payloads as ``b'...'``, and base64 that is wrapped inside quotes.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import (
+    ALIASES,
     KINDS,
     BadRecord,
     InvalidRecord,
@@ -52,6 +53,7 @@ FIELDS = {
 # How these layouts number classes.
 STATED: dict[str, dict[str, Any]] = {"tsv": {"classes_from": 0}, "tsv7": {"background": "first"}}
 BY_COUNT = {len(fields): name for name, fields in FIELDS.items()}
+LARGEST_FIRST = [BY_COUNT[count] for count in sorted(BY_COUNT, reverse=True)]
 HEADERS = (b"img_id", b"image_id")
 TAB = b"\t"
 MAX_FIELDS = 20
@@ -65,18 +67,32 @@ BLANK = (b"\n", LINE_END)
 
 
 def sniff_format(path: Path, *, only_ascii: bool = False) -> str | None:
-    """Returns the layout of most of the first lines; None if it is unknown.
+    """Returns the layout of the header or of most of the first lines; None if it is unknown.
 
     ``only_ascii`` ignores lines of other bytes, since any binary file may have a line of 6 fields.
     """
+    counts = Counter[int]()
     with path.open("rb", buffering=BUFFER) as file:
-        counts = Counter(
-            line.count(TAB) + 1
-            for line in islice(lines(file), FIRST_LINES)
-            if line is not None and not (only_ascii and (b"\0" in line or not line.isascii()))
-        )
+        for line in islice(lines(file), FIRST_LINES):
+            if line is None or (only_ascii and (b"\0" in line or not line.isascii())):
+                continue
+            if not counts and (names := read_header(line)) is not None:
+                return next(name for name in LARGEST_FIRST if {*FIELDS[name]} <= {*names})
+            counts[line.count(TAB) + 1] += 1
     known = [(count, fields) for fields, count in counts.items() if fields in BY_COUNT]
     return BY_COUNT[max(known)[1]] if known else None
+
+
+def read_header(line: bytes) -> tuple[str, ...] | None:
+    """Returns the fields of a header in its order, by the names of FIELDS.
+
+    Returns None for other lines, and for headers that lack a field of every layout.
+    """
+    if not is_header(line):
+        return None
+    texts = [str(field, "utf-8", "replace").strip() for field in split_fields(line)]
+    names = tuple(ALIASES.get(name, name) for name in texts)
+    return names if {*_ORIGINAL} <= {*names} else None
 
 
 def read(path: Path, context: Context, name: str | None = None) -> Iterator[Item]:
@@ -93,7 +109,7 @@ def read(path: Path, context: Context, name: str | None = None) -> Iterator[Item
             "remove --format, or give the right one"
         )
     layout = name or found or "tsv6"
-    size = max(1, path.stat().st_size)
+    size, names = max(1, path.stat().st_size), FIELDS[layout]
     with path.open("rb", buffering=BUFFER) as file:
         for number, line in enumerate(lines(file), 1):
             context.done = file.tell() / size
@@ -102,8 +118,10 @@ def read(path: Path, context: Context, name: str | None = None) -> Iterator[Item
                 detail = f"a line of more than {MAX_LINE} bytes"
                 bad = InvalidRecord(key=location, detail=detail, reason=Reason.TOO_LARGE)
                 yield partial(_same, bad)
-            elif line not in BLANK and not (number == 1 and is_header(line)):
-                yield partial(parse_record, line, layout, location)
+            elif is_header(line):  # one in each of several files that were concatenated
+                names = read_header(line) or names
+            elif line not in BLANK:
+                yield partial(parse_record, line, layout, location, names)
 
 
 def is_header(line: bytes) -> bool:
@@ -150,9 +168,11 @@ def _join_quoted(line: bytes, following: bytes, file: BinaryIO) -> tuple[bytes, 
     return bytes(joined), following
 
 
-def parse_record(line: bytes, layout: str, location: str) -> Record:
-    """Returns the row of one line in a layout of FIELDS."""
-    names = FIELDS[layout]
+def parse_record(
+    line: bytes, layout: str, location: str, names: Sequence[str] | None = None
+) -> Record:
+    """Returns the row of one line in a layout of FIELDS, with the fields ``names``."""
+    names = names or FIELDS[layout]
     texts = split_fields(line)
     key = str(texts[0], "utf-8", "replace")
     key = key if len(texts) > 1 and key else location

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vlmill.extract.formats.arrays import LOCAL_HEADER, ZIP_ERRORS, read_member
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, id_of_file, walk_files
@@ -21,6 +23,7 @@ from vlmill.extract.formats.records import (
     BadRecord,
     InvalidRecord,
     Record,
+    count_boxes,
     from_base64,
     make_record,
     parse_payloads,
@@ -112,13 +115,13 @@ def read_record(file: Path, load: Callable[[], bytes]) -> Record:
             raise BadRecord(f"no {', '.join(absent)}")
         payloads = {"boxes": "boxes", "features": "features", "classes": "cls_prob"}
         fields: dict[str, Any] = {
-            known: from_base64(known, value[name])
+            known: parse_numbers(known, value[name])
             for name, known in payloads.items()
-            if isinstance(value.get(name), str | memoryview)
+            if value.get(name) is not None
         }
         plain = ("image_w", "image_h", "num_boxes", *STATED)
         fields |= {name: value[name] for name in plain if name in value}
-        fields.setdefault("num_boxes", fields["boxes"].size // 4)
+        fields.setdefault("num_boxes", count_boxes(fields["boxes"]))
         key = str(value.get("image_id", key))
     except BadRecord as error:
         return InvalidRecord(key=key, detail=str(error), reason=error.reason)
@@ -127,6 +130,16 @@ def read_record(file: Path, load: Callable[[], bytes]) -> Record:
     except ZIP_ERRORS as error:
         return InvalidRecord(key=key, detail=str(error), reason=Reason.BROKEN_ARCHIVE)
     return make_record(key, {**fields, "image_id": key})
+
+
+def parse_numbers(name: str, value: Any) -> Any:
+    """Returns the bytes of a payload, or the array that a list in JSON holds. Raises BadRecord."""
+    if isinstance(value, str | memoryview):
+        return from_base64(name, value)
+    try:
+        return np.array(value, np.float64)
+    except (TypeError, ValueError):
+        raise BadRecord(f"{name} is neither base64 nor lists of numbers") from None
 
 
 def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:

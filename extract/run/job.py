@@ -30,7 +30,12 @@ from vlmill.runtime.files.lock import wait_for_turn
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.shards import SOFTWARE, Shard, ShardWriter, shard_name, write_shard
-from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.readers.region_rows import (
+    RegionRow,
+    RowGroup,
+    encode_regions,
+    region_arrays,
+)
 from vlmill.runtime.units.share import Share
 from vlmill.runtime.units.unit import (
     Result,
@@ -130,9 +135,6 @@ class Job:
         )
 
 
-# Rows that are read together: small groups make random access cheap (16 x 100 x 2048 float16 = 6.5
-# MB).
-ROWS_PER_GROUP = 16
 # Groups and ends of shards that wait for the thread: beyond that the network waits, so that memory
 # does not grow. Syncing a shard of 400 MB takes about as long as a fast GPU needs for six groups.
 TASKS_WAITING = 8
@@ -208,14 +210,13 @@ class PartWriter:
             folder, REGIONS, index, total, producer=producer, arrays=arrays, compression=compression
         )
         self._open = ExitStack()
-        self._rows: list[RegionRow] = []
+        self._group = RowGroup(compression)
         self._rejects: list[dict[str, object]] = []
         self.shards: list[Shard] = []
 
     def add(self, row: RegionRow) -> None:
         """Adds one row of regions."""
-        self._rows.append(row)
-        if len(self._rows) == ROWS_PER_GROUP:
+        if self._group.add(row):
             self._flush()
 
     def reject(self, row: dict[str, object]) -> None:
@@ -223,7 +224,7 @@ class PartWriter:
         self._rejects.append(row)
 
     def _flush(self) -> None:
-        rows, self._rows = self._rows, []
+        rows = self._group.take()
         # Features were checked on the device (extract/detect/rows.py).
         self._background.submit(
             lambda: self._writer.write(encode_regions(rows, dtype=self._dtype, checked=True))

@@ -133,7 +133,7 @@ def arrow_stream(table: pa.Table, about: Mapping[str, Any]) -> bytes:
     """Encodes a table with the metadata that a shard of it has."""
     metadata = file_metadata(REGIONS, about["producer"], about["arrays"])
     sink = pa.BufferOutputStream()
-    table = table.replace_schema_metadata(metadata)
+    table = table.replace_schema_metadata(metadata).combine_chunks()  # one batch
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     content: bytes = sink.getvalue().to_pybytes()

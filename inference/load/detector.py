@@ -27,8 +27,7 @@ from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.registry import get_variant
 from vlmill.runtime.console.lineage import OK, Node, lineage
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.readers.held import HeldRegions
-from vlmill.runtime.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import HeldRegions, RegionRow
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, Rejected

@@ -31,9 +31,8 @@ from vlmill.inference.load.model import (
     read_classes,
 )
 from vlmill.inference.load.scoring import feed, score_each
-from vlmill.runtime.readers.held import HeldRegions
 from vlmill.runtime.readers.region_rows import PER_BOX
-from vlmill.runtime.readers.regions import RegionRow
+from vlmill.runtime.readers.regions import HeldRegions, RegionRow
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.images.decode import decode
 from vlmill.schemas.rejects import Rejected

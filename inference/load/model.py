@@ -20,7 +20,8 @@ from vlmill.extract.weights import resolve_weights
 from vlmill.inference.load.detector import RegionDetector, open_recorded_detector
 from vlmill.inference.load.faults import warn
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.readers.held import HeldImages, HeldRegions
+from vlmill.runtime.readers.images import HeldImages
+from vlmill.runtime.readers.regions import HeldRegions
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint

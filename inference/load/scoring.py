@@ -13,7 +13,8 @@ import numpy as np
 from vlmill.inference.load.faults import warn_faults, without_words
 from vlmill.inference.load.model import IMAGES_AT_ONCE, Floats, LoadedModel
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
-from vlmill.runtime.readers.held import HeldImages, HeldRegions
+from vlmill.runtime.readers.images import HeldImages
+from vlmill.runtime.readers.regions import HeldRegions
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids

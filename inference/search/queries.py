@@ -23,7 +23,7 @@ from vlmill.inference.search.table import (
     read_vectors,
 )
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.readers.held import HeldImages
+from vlmill.runtime.readers.images import HeldImages
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint

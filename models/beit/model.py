@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.beit.config import BeitConfig
-from vlmill.models.checks import check_finite, check_tensor, readable
+from vlmill.models.inputs import check_finite, check_tensor, readable
 from vlmill.models.layers.blocks import FeedForward, layer_norm
 from vlmill.models.layers.embeddings import PatchEmbedding
 from vlmill.models.layers.experts import PreNormBlock

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.bert.config import BertConfig, BertTextConfig
-from vlmill.models.checks import check_below, check_occupied, check_texts, readable
+from vlmill.models.inputs import check_below, check_occupied, check_texts, readable
 from vlmill.models.layers.blocks import config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler

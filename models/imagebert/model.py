@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_dtype
 from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.convert.names import (
     POOLER,
@@ -23,7 +22,7 @@ from vlmill.models.imagebert.config import (
     ImageBertConfig,
     ImageBertRetrievalConfig,
 )
-from vlmill.models.inputs import VLInputs
+from vlmill.models.inputs import VLInputs, check_dtype
 from vlmill.models.layers.blocks import config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Classifier, MlmHead, Pooler

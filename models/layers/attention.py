@@ -1,7 +1,12 @@
-"""Computes attention between positions. B sequences, N positions, H width, rows in any `Layout`."""
+"""Computes attention between positions. B sequences, N positions, H width, rows in any `Layout`.
+
+With a mask of real keys PyTorch's attention cannot use its fastest kernel for GPUs. Packed rows, L
+and M of queries and keys with heads of width d, need no mask: the kernel gets the start of each
+sequence.
+"""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor, nn
 
 from vlmill.models.layers.gpu.biased_attention import (
@@ -9,10 +14,12 @@ from vlmill.models.layers.gpu.biased_attention import (
     biased_attention_from,
     reads_bias_once,
 )
-from vlmill.models.layers.operators import Linear, attention, linear
-from vlmill.models.layers.packed_attention import packed_attention, reads_packed
+from vlmill.models.layers.operators import HALF, HEAD_STEP, Linear, attention, linear
 from vlmill.models.layers.packing import Layout, ReadRows
+from vlmill.models.positions import first_cells
+from vlmill.models.probes import works
 
+LARGEST_HEAD = 256  # that the kernel supports
 Bias = Float[Tensor, "heads N N"]
 Projected = tuple[
     Float[Tensor, "*rows1 three_width"] | None, Float[Tensor, "*rows2 three_width"] | None
@@ -189,3 +196,87 @@ class CoAttention(nn.Module):
         to_first = attention(q1, k2, v2, second_layout.key_mask, rates[0])
         to_second = attention(q2, k1, v1, first_layout.key_mask, rates[1])
         return first_layout.pack(to_first.flatten(2)), second_layout.pack(to_second.flatten(2))
+
+
+def reads_packed(rows: Float[Tensor, "*rows heads d"], queries: Layout, keys: Layout) -> bool:
+    """Returns whether `packed_attention` supports rows: off the CPU, in half precision,
+    unmasked.
+    """
+    width = rows.shape[-1]
+    return (
+        rows.device.type != "cpu"
+        and HAS_FLASH
+        and rows.dtype in HALF
+        and width <= LARGEST_HEAD
+        and width % HEAD_STEP == 0
+        and _lies_together(queries)
+        and _lies_together(keys)
+        and (queries.real is not None or keys.real is not None)
+    )
+
+
+def _lies_together(layout: Layout) -> bool:
+    """Returns whether each sequence's rows are contiguous, without padding between them."""
+    return layout.starts is not None or (layout.real is None and layout.key_mask is None)
+
+
+def packed_attention(
+    q: Float[Tensor, "*rows heads d"],
+    k: Float[Tensor, "*rows2 heads d"],
+    v: Float[Tensor, "*rows2 heads d"],
+    queries: Layout,
+    keys: Layout,
+    dropout: float,
+) -> Float[Tensor, "*rows heads d"]:
+    """Computes softmax(q k^T / sqrt(d)) v, each query over the keys of its sequence.
+
+    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1); ``dropout`` applies to
+    the weights. `reads_packed` must accept the rows, which may be those of a grid without padding.
+    """
+    mixed = _flash(
+        q.reshape(-1, *q.shape[-2:]),
+        k.reshape(-1, *k.shape[-2:]),
+        v.reshape(-1, *v.shape[-2:]),
+        _starts(queries, q),
+        _starts(keys, k),
+        queries.shape[1],
+        keys.shape[1],
+        dropout,
+    )
+    return mixed.view(q.shape)
+
+
+def _flash(
+    q: Float[Tensor, "L heads d"],
+    k: Float[Tensor, "M heads d"],
+    v: Float[Tensor, "M heads d"],
+    query_starts: Int32[Tensor, " B1"],
+    key_starts: Int32[Tensor, " B1"],
+    longest_query: int,
+    longest_key: int,
+    dropout: float,
+) -> Float[Tensor, "L heads d"]:
+    """Calls the kernel directly, because PyTorch's public function for such rows has no dropout."""
+    causal = debug = False
+    mixed: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, query_starts, key_starts, longest_query, longest_key, dropout, causal, debug
+    )[0]
+    return mixed
+
+
+def _probe_flash() -> bool:
+    """Calls the kernel on the meta device, which checks its arguments and computes no numbers."""
+    rows = torch.empty(4, 1, HEAD_STEP, dtype=torch.bfloat16, device="meta")
+    starts = torch.empty(3, dtype=torch.int32, device="meta")
+    return _flash(rows, rows, rows, starts, starts, 2, 2, 0.0).shape == rows.shape
+
+
+# Checked at import, because code traced by torch.compile must not check it.
+HAS_FLASH = works(_probe_flash)
+
+
+def _starts(layout: Layout, like: Tensor) -> Int32[Tensor, " B1"]:
+    if layout.starts is not None:
+        return layout.starts
+    sequences, columns = layout.shape
+    return first_cells((sequences + 1, columns), like).int()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_dtype
+from vlmill.models.inputs import check_dtype
 from vlmill.models.layers.blocks import layer_norm
 from vlmill.models.layers.operators import Dropout, Linear
 from vlmill.models.layers.packing import Layout

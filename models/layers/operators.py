@@ -4,7 +4,7 @@ B sequences, N queries, M keys, h heads, d width of a head; K inputs and J outpu
 
 Only this module selects implementations. ``cpu`` contains those that are faster than PyTorch on a
 CPU: they compute the same numbers, and dropout has the same distribution. Without that folder
-PyTorch computes everything.
+PyTorch computes everything. On a GPU a learned bias needs a kernel with a gradient for it.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-
-from vlmill.models.layers.packed_attention import adds_bias, biased_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HAS_CPU = find_spec("vlmill.models.layers.cpu") is not None
 if HAS_CPU:
@@ -27,6 +26,9 @@ if HAS_CPU:
         drops_faster,
     )
     from vlmill.models.layers.cpu.linear import cache_packed_weights, is_faster, onednn_linear
+
+HALF = (torch.float16, torch.bfloat16)  # the dtypes of GPUs' kernels, with float32 sums
+HEAD_STEP = 8  # widths of heads, and of rows of a bias in memory, are multiples of it
 
 
 def linear(
@@ -138,3 +140,34 @@ def attention(
         mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     return mixed.transpose(1, 2)
+
+
+def adds_bias(q: Float[Tensor, "B heads N d"]) -> bool:
+    """Returns whether `biased_attention` should add a bias: on CUDA, in half precision."""
+    return q.device.type == "cuda" and q.dtype in HALF
+
+
+def biased_attention(
+    q: Float[Tensor, "B heads N d"],
+    k: Float[Tensor, "B heads M d"],
+    v: Float[Tensor, "B heads M d"],
+    key_mask: Bool[Tensor, "B M"] | None,
+    bias: Float[Tensor, "heads N M"],
+) -> Float[Tensor, "B heads N d"]:
+    """Computes softmax(q k^T / sqrt(d) + bias) v over real keys; ``bias`` may be learned.
+
+    Uses PyTorch's kernel with a gradient for the bias (Rabe and Staats, arXiv:2112.05682). It reads
+    the bias of each pair and head from memory, at most B heads N M numbers of 16 bits.
+    """
+    keys = bias.shape[-1]
+    # The kernel needs rows of whole steps in memory; otherwise PyTorch would copy the bias of all
+    # pairs. The padding is never 0 columns: that would be a separate graph when torch.compile
+    # traces.
+    more = HEAD_STEP - keys % HEAD_STEP
+    added = F.pad(bias.to(q.dtype), (0, more))
+    if key_mask is not None:
+        real = F.pad(key_mask, (0, more))[:, None, None, :]
+        added = torch.where(real, added, float("-inf"))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=added[..., :keys])
+    return mixed

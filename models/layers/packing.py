@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32, Shaped
 from torch import Tensor
 
-from vlmill.models.checks import readable
+from vlmill.models.inputs import readable
 from vlmill.models.positions import Cells, Positions, find_positions, first_cells, shift_positions
 
 PACK_FROM = 0.03  # share of padding above which packing repays its copies, measured on a CPU

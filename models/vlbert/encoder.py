@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_dtype
-from vlmill.models.inputs import VLInputs
+from vlmill.models.inputs import VLInputs, check_dtype
 from vlmill.models.layers.blocks import config_layers, init_bert, layer_norm, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import Pooler

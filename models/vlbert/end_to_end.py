@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vlmill.models.inputs import ImageRegions, VLInputs
+from vlmill.models.inputs import VLInputs
 from vlmill.models.positions import Positions
 from vlmill.models.vlbert.config import (
     TaskConfig,
@@ -20,7 +20,7 @@ from vlmill.models.vlbert.config import (
     VlBertVqaConfig,
 )
 from vlmill.models.vlbert.model import VlBert
-from vlmill.models.vlbert.region_cnn import RegionCnn
+from vlmill.models.vlbert.region_cnn import ImageRegions, RegionCnn
 from vlmill.models.vlbert.tasks import ChoiceInputs, VlBertRefcoco, VlBertVcr, VlBertVqa
 
 

@@ -4,6 +4,8 @@ B images, R regions, L real regions of all images, H x W pixels, C channels, G x
 feature map, P x P cells of a region, D a feature's width.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -16,6 +18,49 @@ from vlmill.models.vlbert.config import EXPANSION, RegionCnnConfig
 STRIDE = 16
 # With parameters and counters, as in the checkpoints; RegionCnn keeps them frozen.
 NORM = Norm(kind="trained")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRegions:
+    """Holds images with boxes.
+
+    images: normalised, padded on the right and at the bottom. sizes: (width, height) in pixels
+    without padding. boxes: (x1, y1, x2, y2) in those pixels, the full image (0, 0, W - 1, H - 1)
+    first. instance_masks: objects' outlines, rasterised to the cells of their boxes (VCR).
+
+    Raises ValueError if the shapes do not fit together.
+    """
+
+    images: Float[Tensor, "B 3 H W"]
+    sizes: Float[Tensor, "B 2"]
+    boxes: Float[Tensor, "B R 4"]
+    region_mask: Bool[Tensor, "B R"]
+    instance_masks: Float[Tensor, "B R P P"] | None = None
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.boxes.shape)
+        shapes: dict[str, tuple[int, ...]] = {
+            "boxes": (len(self.images), *shape[1:2], 4),
+            "sizes": (len(self.images), 2),
+            "region_mask": shape[:2],
+        }
+        for name, want in shapes.items():
+            if (actual := tuple(getattr(self, name).shape)) != want:
+                raise ValueError(
+                    f"{name} has shape {actual}, expected {want} with images "
+                    f"{tuple(self.images.shape)}"
+                )
+        if self.instance_masks is not None and tuple(self.instance_masks.shape[:2]) != shape[:2]:
+            raise ValueError(
+                f"instance_masks has shape {tuple(self.instance_masks.shape)}, boxes {shape}"
+            )
+
+    def locations(self) -> Float[Tensor, "B R 5"]:
+        """Returns locations in the form of `VLInputs`: corners as fractions, and area."""
+        corners = self.boxes / self.sizes.repeat(1, 2)[:, None]
+        corners = corners.masked_fill(~self.region_mask[..., None], 0.0)
+        area = (corners[..., 2:] - corners[..., :2]).prod(dim=-1, keepdim=True)
+        return torch.cat([corners, area], dim=-1)
 
 
 def _stage(config: RegionCnnConfig, number: int) -> nn.Sequential:

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_texts
-from vlmill.models.inputs import PixelInputs
+from vlmill.models.inputs import PixelInputs, check_texts
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import MlmHead
 from vlmill.models.layers.packing import Layout, make_layout

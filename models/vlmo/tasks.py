@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_texts
-from vlmill.models.inputs import PixelInputs
+from vlmill.models.inputs import PixelInputs, check_texts
 from vlmill.models.layers.blocks import init_bert, layer_norm
 from vlmill.models.layers.packing import make_layout
 from vlmill.models.positions import Positions

@@ -19,6 +19,7 @@ such a column), and each value's length is compared with the four bytes before i
 import base64
 import json
 import mmap
+import struct
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -36,7 +37,7 @@ from vlmill.schemas.tables import Table
 
 KEY = "vlmill.places"
 NULL, UNKNOWN = -1, -2
-LENGTH_BYTES = 4  # before each value
+LENGTH = struct.Struct("<I")  # before each value
 PAGE_BYTES = 4096  # a page's header without statistics; its levels take less than a byte a row
 MIN_BYTES = 64  # of a row group's values: fewer may be found elsewhere by chance
 HEAD_BYTES = 32  # of a value that are compared at its beginning and at its end
@@ -63,15 +64,10 @@ def binary_columns(spec: Table) -> list[str]:
     return [field.name for field in spec.schema if pa.types.is_large_binary(field.type)]
 
 
-def length_prefix(size: int) -> bytes:
-    """Returns the bytes before a value of ``size`` bytes."""
-    return size.to_bytes(LENGTH_BYTES, "little")
-
-
 def slice_values(array: pa.LargeBinaryArray) -> list[pa.Buffer | None]:
     """Returns the bytes of each value, None for a null: slices, where scalars would be copies."""
     _, offsets, data = array.buffers()
-    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1].tolist()
+    ends = memoryview(offsets).cast("q")[array.offset : array.offset + len(array) + 1].tolist()
     valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
     none = pa.py_buffer(b"")
     return [
@@ -160,7 +156,7 @@ def _follow(
     for value in values:
         head = _head(value)
         start = written.find(head, position, min(end, position + _between_values(rows) + len(head)))
-        offset = start + LENGTH_BYTES
+        offset = start + LENGTH.size
         tail = value[-HEAD_BYTES:]
         if start < 0 or not _equal(contents, offset + value.size - tail.size, tail):
             return None
@@ -171,7 +167,7 @@ def _follow(
 
 def _head(value: pa.Buffer) -> bytes:
     beginning: bytes = value[:HEAD_BYTES].to_pybytes()
-    return length_prefix(value.size) + beginning
+    return LENGTH.pack(value.size) + beginning
 
 
 def _equal(contents: pa.Buffer, offset: int, value: pa.Buffer) -> bool:
@@ -182,7 +178,7 @@ def _equal(contents: pa.Buffer, offset: int, value: pa.Buffer) -> bool:
 
 def _between_values(rows: int) -> int:
     """Returns the largest gap between two values: lengths of empty ones, levels, page headers."""
-    return PAGE_BYTES + (1 + LENGTH_BYTES) * rows
+    return PAGE_BYTES + (1 + LENGTH.size) * rows
 
 
 def _encode_numbers(parts: Sequence[npt.NDArray[Any]], kind: str) -> str:
@@ -282,15 +278,15 @@ class ShardByteRanges:
         max_gap = _between_values(len(sizes))
         if not len(filled):
             return offsets if length <= max_gap else None
-        if gaps[0] < begin + LENGTH_BYTES or gaps[0] > begin + max_gap:
+        if gaps[0] < begin + LENGTH.size or gaps[0] > begin + max_gap:
             return None
-        if ((gaps[1:] < LENGTH_BYTES) | (gaps[1:] > max_gap)).any():
+        if ((gaps[1:] < LENGTH.size) | (gaps[1:] > max_gap)).any():
             return None
         ends = np.cumsum(gaps + sizes[filled])
         # Every gap and size is bounded now, so the sums cannot overflow. After the last value there
         # is nothing, or the bytes of empty and missing values.
         after = sizes[filled[-1] + 1 :]
-        min_tail = LENGTH_BYTES * int((after == 0).sum())
+        min_tail = LENGTH.size * int((after == 0).sum())
         if not min_tail <= end - ends[-1] <= (max_gap if len(after) else 0):
             return None
         offsets[filled] = ends - sizes[filled]
@@ -324,7 +320,7 @@ def _hold(byte_ranges: ByteRanges | None, column: pa.ChunkedArray, mapped: pa.Bu
         content = value.as_buffer()
         if content.size != size:
             return False
-        stored = pa.py_buffer(length_prefix(size) + content.to_pybytes())
-        if size and not _equal(mapped, offset - LENGTH_BYTES, stored):
+        stored = pa.py_buffer(LENGTH.pack(size) + content.to_pybytes())
+        if size and not _equal(mapped, offset - LENGTH.size, stored):
             return False
     return True

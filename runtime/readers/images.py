@@ -1,8 +1,9 @@
-"""Provides random access to the images of an ``images`` table."""
+"""Provides random access to images, of an ``images`` table or in memory."""
 
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,12 +11,22 @@ import pyarrow.parquet as pq
 from vlmill.runtime.files.contract import naming_damage
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.value_offsets import NULL, ByteRanges
+from vlmill.runtime.readers.joining import Indexed
 from vlmill.runtime.readers.mapped import MappedShard
-from vlmill.runtime.readers.row_index import ShardReader
+from vlmill.runtime.readers.row_index import IdIndex, ShardReader
 from vlmill.schemas.tables import IMAGES
 
 OPEN_FOOTERS = 64
 CACHED_GROUPS = 1024  # shards with known positions of their images: 12 bytes per row each
+
+
+@runtime_checkable
+class Images(Indexed, Protocol):
+    """Finds the encoded bytes of images: in a table, or in memory."""
+
+    def read_bytes(self, number: int) -> bytes | None:
+        """Returns the bytes of row ``number``, None if it has none."""
+        ...
 
 
 class ImageReader(ShardReader):
@@ -91,3 +102,19 @@ class ImageReader(ShardReader):
                 f"image {within} of row group {self._groups[group_index][1]}"
             )
         return self._shards[shard].bytes[offset : offset + size].tobytes()
+
+
+class HeldImages:
+    """Holds the encoded bytes of images in memory, by image_id."""
+
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        self._ids, self._contents = list(contents), list(contents.values())
+
+    @cached_property
+    def index(self) -> IdIndex:
+        """Returns the index of the ids."""
+        return IdIndex.from_ids(self._ids)
+
+    def read_bytes(self, number: int) -> bytes:
+        """Returns the bytes of row ``number``."""
+        return self._contents[number]

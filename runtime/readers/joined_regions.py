@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.runtime.readers.joining import Join
-from vlmill.runtime.readers.region_group import RegionGroup
+from vlmill.runtime.readers.mapped import RegionGroup
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError

@@ -7,6 +7,7 @@ reads at 4.4 GB/s, the speed of raw bytes; nested Arrow lists reach 0.25.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,6 @@ FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
 }
 CLASS_NUMBERS = np.dtype("<u2")
-NO_BYTES = np.empty(0, np.uint8)
 # The small columns whose numbers must be finite, as messages name a value.
 RANGES = {
     "boxes": "a box",
@@ -70,6 +70,31 @@ class RegionRow:
     attribute_ids: Array | None = None
     attribute_scores: Array | None = None
     global_feature: Array | None = None
+
+
+# Of a row group, whichever is reached first: each costs as much as several rows.
+ROWS_PER_GROUP, BYTES_PER_GROUP = 64, 16 * 2**20
+ROWS_PER_COMPRESSED_GROUP = 16  # which is read whole for any of its rows
+
+
+class RowGroup:
+    """Collects the rows of one row group of a shard after the other."""
+
+    def __init__(self, compression: str) -> None:
+        self.rows = list[RegionRow]()
+        self._bytes = 0
+        self._most = ROWS_PER_GROUP if compression == "none" else ROWS_PER_COMPRESSED_GROUP
+
+    def add(self, row: RegionRow) -> bool:
+        """Adds a row; returns whether the group is full."""
+        self.rows.append(row)
+        self._bytes += sum(a.nbytes for a in (row.features, row.class_probs) if a is not None)
+        return len(self.rows) == self._most or self._bytes >= BYTES_PER_GROUP
+
+    def take(self) -> list[RegionRow]:
+        """Returns the rows, and begins the next group."""
+        rows, self.rows, self._bytes = self.rows, [], 0
+        return rows
 
 
 def region_arrays(
@@ -151,8 +176,10 @@ LARGEST_BFLOAT16 = float(np.uint32(_LARGEST_BITS >> 16 << 16).view(np.float32)) 
 LARGEST_BITS = {"float16": 0x7BFF, "bfloat16": _LARGEST_BITS >> 16, "float32": _LARGEST_BITS}
 
 
-def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:
-    """Returns whether stored bytes of ``dtype`` are finite and at most :data:`LARGEST`."""
+def are_finite(stored: Array, dtype: str) -> bool:
+    """Returns whether a contiguous array's bytes, stored as ``dtype``, are finite numbers of at
+    most :data:`LARGEST`.
+    """
     largest, size = LARGEST_BITS[dtype], FEATURE_DTYPES[dtype].itemsize
     # Compares bits: NumPy checks float16 values one by one, and needs a copy for an absolute value.
     bits = np.frombuffer(stored, np.dtype(f"<u{size}"))
@@ -220,8 +247,8 @@ def _check_range(rows: Sequence[RegionRow], name: str) -> None:
 
 def _encode_column(
     rows: Sequence[RegionRow], field: pa.Field, dtype: str, checked: bool
-) -> pa.Array:
-    """Returns a column of the rows' values, with arrays copied in one piece.
+) -> pa.Array | pa.ChunkedArray:
+    """Returns a column of the rows' values.
 
     Lists of Python numbers would block the interpreter ten times as long.
     """
@@ -232,7 +259,7 @@ def _encode_column(
     values = [getattr(row, field.name) for row in rows]
     if field.name == "class_prob_ids":
         numbers = [None if v is None else np.ascontiguousarray(v, CLASS_NUMBERS) for v in values]
-        return _make_binary(values, [NO_BYTES if v is None else _view_bytes(v) for v in numbers])
+        return _make_binary([None if v is None else _view_bytes(v) for v in numbers])
     if field.name == "boxes":
         values = [boxes.astype(np.float32, copy=False) for boxes in values]
     return (
@@ -242,31 +269,42 @@ def _encode_column(
     )
 
 
-def _encode_floats(rows: Sequence[RegionRow], name: str, dtype: str, checked: bool) -> pa.Array:
+def _encode_floats(
+    rows: Sequence[RegionRow], name: str, dtype: str, checked: bool
+) -> pa.Array | pa.ChunkedArray:
     """Returns a ``large_binary`` column of arrays as ``dtype``."""
-    values = [getattr(row, name) for row in rows]
-    contents = [NO_BYTES if v is None else _view_bytes(_round(v, dtype)) for v in values]
-    data = np.empty(sum(map(len, contents)), np.uint8)
-    end = 0
-    for row, value, content in zip(rows, values, contents, strict=True):
-        start, end = end, end + len(content)
-        data[start:end] = content
-        # Just after the copy, while the bytes are in the processor's cache.
-        if not checked and value is not None and not _holds(data[start:end], value, dtype):
+    contents = list[npt.NDArray[np.uint8] | None]()
+    for row in rows:
+        value = getattr(row, name)
+        content = None if value is None else _view_bytes(_round(value, dtype))
+        if not checked and content is not None and not _holds(content, value, dtype):
             hint = "" if dtype == "float32" else "; store them as float32"
             raise ValueError(f"{row.image_id}: {name} has {describe_overflow(dtype)}{hint}")
-    return _make_binary(values, contents, data)
+        contents.append(content)
+    return _make_binary(contents)
 
 
 def _make_binary(
-    values: Sequence[Array | None],
-    contents: Sequence[npt.NDArray[np.uint8]],
-    data: npt.NDArray[np.uint8] | None = None,
-) -> pa.Array:
-    """Returns a ``large_binary`` column; ``data`` are the contents in one piece, if it exists."""
-    joined = np.concatenate([NO_BYTES, *contents]) if data is None else data
-    buffers = [_mask_buffer(values), _offset_buffer(contents, np.int64), pa.py_buffer(joined)]
-    return pa.Array.from_buffers(pa.large_binary(), len(values), buffers)
+    contents: Sequence[npt.NDArray[np.uint8] | None],
+) -> pa.Array | pa.ChunkedArray:
+    """Returns a ``large_binary`` column with a chunk for each value, so that none is copied."""
+    kind = pa.large_binary()
+    if all(content is None for content in contents):
+        return pa.nulls(len(contents), kind)
+    chunks = [
+        pa.nulls(1, kind)
+        if content is None
+        else pa.Array.from_buffers(
+            kind, 1, [None, _two_offsets(len(content)), pa.py_buffer(content)]
+        )
+        for content in contents
+    ]
+    return pa.chunked_array(chunks, kind)
+
+
+@lru_cache(maxsize=1024)  # images have the same numbers of boxes
+def _two_offsets(size: int) -> pa.Buffer:
+    return pa.py_buffer(np.array([0, size], np.int64))
 
 
 def _encode_lists(arrays: Sequence[Array | None], kind: pa.ListType) -> pa.Array:

@@ -1,12 +1,13 @@
-"""Reads the regions table: rows, encoding, and random access by image_id.
+"""Reads the regions table: rows, encoding, and random access by image_id, also of rows in memory.
 
 R boxes of an image, D feature width, K class probabilities.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,7 @@ from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.reading import read_array_formats, read_producer
 from vlmill.runtime.files.shards import is_marked_finite
-from vlmill.runtime.readers.held import Regions
-from vlmill.runtime.readers.mapped import MappedShard
-from vlmill.runtime.readers.region_group import RegionGroup, read_group
+from vlmill.runtime.readers.mapped import MappedShard, RegionGroup, read_group
 from vlmill.runtime.readers.region_rows import (
     PER_BOX,
     RegionRow,
@@ -30,12 +29,51 @@ from vlmill.runtime.readers.region_rows import (
     region_arrays,
     to_stored,
 )
-from vlmill.runtime.readers.row_index import ABSENT, ShardReader
+from vlmill.runtime.readers.row_index import ABSENT, IdIndex, ShardReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS
 
 OPEN_FOOTERS = 64
 UNKNOWN = -1  # state of a row that was not checked for finite numbers
+
+
+class Regions(ABC):
+    """Finds the regions of images: in a table, or in memory.
+
+    ``arrays`` is the metadata of the binary columns, ``name`` the regions' name in messages.
+    """
+
+    arrays: dict[str, Any]
+    name: str
+
+    @property
+    @abstractmethod
+    def index(self) -> IdIndex:
+        """Returns the index of the ids."""
+
+    @abstractmethod
+    def box_counts(self) -> npt.NDArray[np.int32]:
+        """Returns R of each row, without reading rows."""
+
+    @abstractmethod
+    def locate_row(self, number: int) -> tuple[RegionGroup, int]:
+        """Returns a row's group and its number in it: to read only some columns."""
+
+    @cached_property
+    def feature_dim(self) -> int:
+        """Returns D, the width of a region's feature."""
+        try:
+            return int(self.arrays["features"]["dim"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{self.name}: the metadata lacks the features' width") from None
+
+    def row(self, number: int) -> RegionRow:
+        """Returns row ``number``; its arrays are read-only views if a file allows it.
+
+        Raises InputError if the file is inconsistent.
+        """
+        group, within = self.locate_row(number)
+        return group.row(within)
 
 
 class RegionReader(ShardReader, Regions):
@@ -160,6 +198,30 @@ class RegionReader(ShardReader, Regions):
         return group, number - self._starts[group_index]
 
 
+class HeldRegions(Regions):
+    """Holds the regions of images in memory, with the values that a table would store."""
+
+    name = "--regions"
+
+    def __init__(self, rows: Sequence[RegionRow], arrays: dict[str, Any]) -> None:
+        self.arrays, self._counts = arrays, np.array([len(row.boxes) for row in rows], np.int32)
+        self._group = RegionGroup(encode_regions(rows, dtype=arrays["features"]["dtype"]), arrays)
+        self._index = IdIndex.from_ids([row.image_id for row in rows])
+
+    @property
+    def index(self) -> IdIndex:
+        """Returns the index of the ids."""
+        return self._index
+
+    def box_counts(self) -> npt.NDArray[np.int32]:
+        """Returns R of each row."""
+        return self._counts
+
+    def locate_row(self, number: int) -> tuple[RegionGroup, int]:
+        """Returns the only group, and the row's number in it."""
+        return self._group, number
+
+
 def _fingerprint(producer: dict[str, Any]) -> str | None:
     value = producer.get("detector_fingerprint")
     return value if isinstance(value, str) else None
@@ -168,8 +230,10 @@ def _fingerprint(producer: dict[str, Any]) -> str | None:
 __all__ = [
     "ABSENT",
     "PER_BOX",
+    "HeldRegions",
     "RegionReader",
     "RegionRow",
+    "Regions",
     "encode_regions",
     "from_stored",
     "region_arrays",

@@ -18,7 +18,7 @@ from types import FrameType
 import uvicorn
 
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.console.memory import return_large_blocks
+from vlmill.runtime.memory import return_large_blocks
 from vlmill.runtime.service.connections import (
     ACCEPTS,
     RESERVED,

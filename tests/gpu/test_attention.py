@@ -8,9 +8,9 @@ import torch
 from tests.gpu.device import DEVICE, assert_near, there
 from torch import Tensor, nn
 
-from vlmill.models.layers.attention import CoAttention, SelfAttention
+from vlmill.models.layers.attention import CoAttention, SelfAttention, reads_packed
 from vlmill.models.layers.gpu.biased_attention import reads_bias_once
-from vlmill.models.layers.packed_attention import adds_bias, reads_packed
+from vlmill.models.layers.operators import adds_bias
 from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.positions import find_positions
 

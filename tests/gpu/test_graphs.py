@@ -17,11 +17,10 @@ from torch import Tensor
 
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.loading.batch import Batch
-from vlmill.train.objectives.pretraining import label_counts
+from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
 from vlmill.train.recipes import change_recipe
 from vlmill.train.run.graphs import StepGraph
 from vlmill.train.run.loop import StepInputs
-from vlmill.train.run.pretraining import PretrainingStep
 from vlmill.train.run.step import train_step, with_graph, with_uploads
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ from vlmill.extract.detect import predict
 from vlmill.models import probes
 from vlmill.models.detector import folded, fused_stages
 from vlmill.models.detector.resnet import Bottleneck, Norm
-from vlmill.models.layers import packed_attention
+from vlmill.models.layers import attention
 from vlmill.models.layers.cpu import attention as cpu_attention
 from vlmill.models.layers.cpu import linear
 from vlmill.models.layers.packing import make_layout
@@ -64,7 +64,7 @@ def test_what_raises_or_gives_something_else_does_not_work() -> None:
 def test_all_work_in_the_version_that_is_tested() -> None:
     if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         assert all(probe() for probe in CACHED)
-    assert packed_attention.HAS_FLASH
+    assert attention.HAS_FLASH
     assert cpu_attention.SCORE_GRADIENTS is cpu_attention._fused_score_gradients
 
 
@@ -131,18 +131,18 @@ def test_packed_rows_go_the_way_of_others_without_the_kernel(
     real = torch.ones(2, 8, dtype=torch.bool, device="meta")
     layout = make_layout(real, torch.zeros(9, dtype=torch.int64, device="meta"))
     rows = torch.zeros(9, 4, 16, dtype=torch.bfloat16, device="meta")
-    assert packed_attention.reads_packed(rows, layout, layout)
-    monkeypatch.setattr(packed_attention, "HAS_FLASH", False)
-    assert not packed_attention.reads_packed(rows, layout, layout)
+    assert attention.reads_packed(rows, layout, layout)
+    monkeypatch.setattr(attention, "HAS_FLASH", False)
+    assert not attention.reads_packed(rows, layout, layout)
 
 
 @pytest.mark.parametrize("broken", [gone, other_arguments])
 def test_the_kernel_is_asked_without_a_device(
     broken: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert works(packed_attention._probe_flash)
+    assert works(attention._probe_flash)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", broken)
-    assert not works(packed_attention._probe_flash)
+    assert not works(attention._probe_flash)
 
 
 @pytest.mark.parametrize("broken", BROKEN)

@@ -25,8 +25,8 @@ from vlmill.train.loading.batch import full_image
 from vlmill.train.loading.boxes import Size, resized_boxes, scales
 from vlmill.train.loading.collate import padded_locations
 from vlmill.train.loading.images.crop import evaluation_image
-from vlmill.train.loading.masking.words import MaskedTokens
-from vlmill.train.loading.sample import kept_lengths, select_tokens
+from vlmill.train.loading.masking.words import MaskedTokens, select_tokens
+from vlmill.train.loading.sample import kept_lengths
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
 from vlmill.train.tasks.retrieval.metrics import KS, retrieval_metrics

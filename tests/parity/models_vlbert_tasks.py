@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vlmill.models import VLInputs
-from vlmill.models.inputs import ImageRegions
 from vlmill.models.positions import find_positions
 from vlmill.models.vlbert.published import links
+from vlmill.models.vlbert.region_cnn import ImageRegions
 from vlmill.models.vlbert.tasks import ChoiceInputs
 from vlmill.train.objectives.losses import mean_cross_entropy, summed_binary_cross_entropy
 from vlmill.train.tasks.vlbert_texts import SpecialIds, TaskText, vcr_text, vqa_text

@@ -23,15 +23,9 @@ from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.images.boxed import boxed_image
 from vlmill.train.loading.images.crop import decode
-from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
+from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, joined_texts, mask_texts
 from vlmill.train.loading.pairing import choose_pairing
-from vlmill.train.loading.sample import (
-    Sample,
-    fit_together,
-    joined_texts,
-    list_columns,
-    sample_regions,
-)
+from vlmill.train.loading.sample import Sample, fit_together, list_columns, sample_regions
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.recipes.vlbert import vlbert_feeding, vlbert_masking
 
@@ -189,7 +183,8 @@ def caption(
     of_regions = Recorded([mirror] * bool(feeding.flip) + draws.uniforms, draws.whole)
     regions = sample_regions(group, within, of_regions, feeding, MASKING, list_columns(feeding))
     of_regions.finish()
-    text, regions = fit_together(text, regions, feeding)
+    if feeding.max_elements is not None:
+        text, regions = fit_together(text, regions, feeding.max_elements, has_whole_image=True)
     shown_sample = Sample(
         pair_id=case,
         text=text,

@@ -1,7 +1,7 @@
 """Sets up how a model is computed: its devices, processes, compilation and kept activations."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -68,8 +68,8 @@ def wrap_module(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> 
     Sharded layers are gathered in their compute precision, half the number of bytes, and take their
     inputs in it; their gradients are added in float32. Parameters outside of layers (tables, heads,
     the contrast's scale) stay in float32, as without sharding. Scalars (that scale) cannot be
-    sharded: each process has them, and `sync_gradients` averages their gradients. ``module`` has
-    the ``model`` of all of a run's stages.
+    sharded: each process has them, and a step averages their gradients (`sync_gradients`).
+    ``module`` has the ``model`` of all of a run's stages.
     """
     processes, device = accelerator.num_processes, accelerator.device
     if processes == 1 or not shard:
@@ -90,7 +90,7 @@ def wrap_module(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> 
         if isinstance(part, BLOCKS):
             fully_shard(part, mesh=mesh, mp_policy=policy)
     divided = DividedStep(module)
-    fully_shard(divided, mesh=mesh, ignored_params=set(_scalars(module)))
+    fully_shard(divided, mesh=mesh, ignored_params=set(list_scalars(module)))
     vars(model)[DIVIDED] = divided  # not as a submodule: the model would contain itself
     return divided
 
@@ -107,23 +107,9 @@ class DividedStep(nn.Module):
         return self.step(*arguments)
 
 
-def _scalars(module: nn.Module) -> list[nn.Parameter]:
+def list_scalars(module: nn.Module) -> list[nn.Parameter]:
+    """Returns the parameters that cannot be sharded."""
     return [parameter for parameter in module.parameters() if not parameter.ndim]
-
-
-@contextmanager
-def sync_gradients(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iterator[None]:
-    """Wraps a part of a step: gradients are added over all processes in its ``last`` part only."""
-    inside = getattr(module, "_orig_mod", module)  # of a compiled one
-    if isinstance(inside, FSDPModule):
-        inside.set_requires_gradient_sync(last)
-        yield
-        for parameter in _scalars(module) if last else ():
-            if parameter.grad is not None:
-                parameter.grad = accelerator.reduce(parameter.grad, reduction="mean")
-        return
-    with nullcontext() if last else accelerator.no_sync(module):
-        yield
 
 
 def unwrap_step(module: nn.Module) -> Any:

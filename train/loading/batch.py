@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from vlmill.models.inputs import ImageRegions, PixelInputs, VLInputs
+from vlmill.models.inputs import PixelInputs, VLInputs
+from vlmill.models.vlbert.region_cnn import ImageRegions
 from vlmill.runtime.readers.region_rows import LARGEST
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.images.boxed import make_image_regions

@@ -21,8 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vlmill.runtime.readers.held import Regions
-from vlmill.runtime.readers.regions import RegionReader, RegionRow
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, Regions
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate

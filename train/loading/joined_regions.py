@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from vlmill.runtime.readers.joined_regions import JoinedRegions
-from vlmill.runtime.readers.region_group import RegionGroup
+from vlmill.runtime.readers.mapped import RegionGroup
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Array, Ids

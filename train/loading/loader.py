@@ -11,8 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 from vlmill.runtime.bus_errors import name_shrunken_files
 from vlmill.runtime.console.stopping import STOP_SIGNALS
 from vlmill.runtime.processes import process_context
-from vlmill.runtime.readers.held import Regions
-from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.readers.regions import RegionReader, Regions
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features

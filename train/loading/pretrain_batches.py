@@ -10,18 +10,12 @@ import numpy as np
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
-from vlmill.train.loading.masking.words import Lexicon, mask_texts
+from vlmill.train.loading.masking.words import Lexicon, cut_tokens, joined_texts, mask_texts
 from vlmill.train.loading.mixture import make_mixture
 from vlmill.train.loading.order import PairOrder, Visit, text_rows
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import (
-    Sample,
-    SampledRegions,
-    cut_tokens,
-    joined_texts,
-    sample_regions,
-)
+from vlmill.train.loading.sample import Sample, SampledRegions, sample_regions
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.settings.spec import Stage
@@ -80,10 +74,23 @@ class PretrainBatches(StageBatches):
     def make_samples(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """Returns the masked sample of each visit, or its undecodable image."""
         visit_draws = self.draws(visits, self.stage_number)
-        pairings = [self._pairing(v, draws) for v, draws in zip(visits, visit_draws, strict=True)]
+        pairings, stage = [(visit.row, visit.row, True) for visit in visits], self.stage
+        if stage.negative_share and stage.feeding.kind in PAIRED:
+            pairings = [
+                choose_pairing(
+                    visit.row,
+                    visit.near,
+                    self.pairs,
+                    draws,
+                    negative_share=stage.negative_share,
+                    hard_share=stage.hard_negative_share,
+                    text_share=stage.negative_text_share,
+                )
+                for visit, draws in zip(visits, visit_draws, strict=True)
+            ]
         texts = [cut_tokens(self.table.tokens(row), self.max_tokens) for row, _, _ in pairings]
         masked = mask_texts(
-            texts, visit_draws, self.stage.masking, self.lexicon, longest=self.max_tokens
+            texts, visit_draws, stage.masking, self.lexicon, longest=self.max_tokens
         )
         samples = list[Rows | Undecodable]()
         for visit, text, pairing, draws in zip(visits, masked, pairings, visit_draws, strict=True):
@@ -93,19 +100,6 @@ class PretrainBatches(StageBatches):
             imaged = self.imaged(sample, image_row, draws)
             samples.append(imaged if isinstance(imaged, Undecodable) else (imaged,))
         return samples
-
-    def _pairing(self, visit: Visit, draws: Uniforms) -> tuple[int, int, bool]:
-        if not self.stage.negative_share or self.stage.feeding.kind not in PAIRED:
-            return visit.row, visit.row, True
-        return choose_pairing(
-            visit.row,
-            visit.near,
-            self.pairs,
-            draws,
-            negative_share=self.stage.negative_share,
-            hard_share=self.stage.hard_negative_share,
-            text_share=self.stage.negative_text_share,
-        )
 
     def _regions(self, row_number: int, draws: Uniforms) -> SampledRegions:
         assert self.regions is not None

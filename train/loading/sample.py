@@ -3,31 +3,23 @@
 T tokens, R regions of an image, excluding the full image.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.runtime.readers.region_group import RegionGroup
+from vlmill.runtime.readers.mapped import RegionGroup
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Array, Arrays, Ids
 from vlmill.train.loading.masking.regions import MaskedRegions, mask_image
-from vlmill.train.loading.masking.words import NO_TEXT, MaskedTokens
+from vlmill.train.loading.masking.words import NO_TEXT, MaskedTokens, cut_text
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.settings.parts import Feeding, Masking
 
 LONGEST = 64  # maximum of text and regions together
-
-
-def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
-    """Returns at most ``longest`` tokens of [CLS] text [SEP], the [SEP] kept."""
-    if longest is None or len(tokens) <= longest:
-        return tokens
-    return tokens[select_tokens(len(tokens), longest)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,28 +228,15 @@ def sample_regions(
 
 
 def fit_together(
-    text: MaskedTokens, regions: SampledRegions, feeding: Feeding
+    text: MaskedTokens, regions: SampledRegions, longest: int, *, has_whole_image: bool
 ) -> tuple[MaskedTokens, SampledRegions]:
-    """Cuts a text and an image's regions to their common limit of elements, if there is one."""
-    if feeding.max_elements is None:
-        return text, regions
-    has_whole_image = feeding.whole_image != "none"
+    """Cuts a text and an image's regions to ``longest`` elements together, among them the region of
+    the full image if the model has one.
+    """
     num_tokens, num_shown = kept_lengths(
-        len(text.tokens), len(regions.boxes) + has_whole_image, feeding.max_elements
+        len(text.tokens), len(regions.boxes) + has_whole_image, longest
     )
     return cut_text(text, num_tokens), replace(regions, num_shown=num_shown - has_whole_image)
-
-
-def cut_text(text: MaskedTokens, longest: int) -> MaskedTokens:
-    """Returns at most ``longest`` tokens of a masked text, including the last one, the [SEP]."""
-    if len(text.tokens) <= longest:
-        return text
-    positions = select_tokens(len(text.tokens), longest)
-    return MaskedTokens(
-        original=text.original[positions],
-        tokens=text.tokens[positions],
-        masked=text.masked[positions],
-    )
 
 
 def placed_boxes(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirrored: bool) -> Array:
@@ -269,22 +248,6 @@ def placed_boxes(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirro
         ends = np.array([max(size[0] - 1, 0), max(size[1] - 1, 0)] * 2, dtype=np.float32)
         boxes = np.minimum(np.maximum(boxes, 0), ends)  # np.clip takes three times as long
     return boxes
-
-
-def joined_texts(texts: Iterable[Ids], longest: int) -> Ids:
-    """Joins texts of [CLS] ... [SEP] without these; returns the first ``longest`` tokens.
-
-    VL-BERT's code joins lines until they have ``longest`` words, and cuts the result to ``longest``
-    tokens. A word has one or more tokens, so the result is the same, and no line after these tokens
-    is read. At most ``longest`` texts are read: all may be empty.
-    """
-    pieces, count = list[Ids](), 0
-    for text in islice(texts, longest):
-        pieces.append(text[1:-1])
-        count += len(pieces[-1])
-        if count >= longest:
-            break
-    return np.concatenate(pieces)[:longest]
 
 
 def get_global_feature(row: RegionRow) -> npt.NDArray[Any]:
@@ -309,10 +272,3 @@ def kept_lengths(tokens: int, regions: int, longest: int = LONGEST) -> tuple[int
         else:
             tokens -= 1
     return tokens, regions
-
-
-def select_tokens(count: int, num_kept: int) -> Ids:
-    """Returns the positions of ``num_kept`` of ``count`` tokens: the first ones, and the last, the
-    [SEP].
-    """
-    return np.append(np.arange(num_kept - 1), count - 1).astype(np.int64)

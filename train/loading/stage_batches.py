@@ -11,8 +11,9 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vlmill.runtime.readers.held import Images, Regions
+from vlmill.runtime.readers.images import Images
 from vlmill.runtime.readers.joining import Join
+from vlmill.runtime.readers.regions import Regions
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
@@ -176,25 +177,28 @@ class StageBatches(Dataset[HostBatch], ABC):
         `Undecodable` if it cannot be decoded.
         """
         table, feeding = self.table, self.stage.feeding
-        row_number, image_id = int(table.image_rows[row]), table.image_id(row)
+        row_number, image_key = int(table.image_rows[row]), table.image_key(row)
+        id_column = "image_id"
         if second:
-            row_number = table.value("second_row", row)
-            image_id = table.value("second_image_id", row)
+            row_number, id_column = table.value("second_row", row), "second_image_id"
         text, regions, pixels = sample.text, None, Arrays()
         try:
-            if feeding.kind == "regions":
-                regions = self._regions(row_number, draws)
-                text, regions = fit_together(text, regions, feeding)
-            elif feeding.kind == "picture-regions":
-                image = self._decode(image_id)
-                if feeding.boxes == "examples":
+            if feeding.kind in ("regions", "picture-regions"):
+                from_pixels = feeding.kind == "picture-regions"
+                image = self._decode(table.value(id_column, row)) if from_pixels else None
+                if image is not None and feeding.boxes == "examples":
                     regions = self._example_regions(row, image.size, draws)
                 else:
                     regions = self._regions(row_number, draws)
-                text, regions = fit_together(text, regions, feeding)
-                pixels = self._boxed(image, regions)
+                if feeding.max_elements is not None:
+                    whole = feeding.whole_image != "none"
+                    text, regions = fit_together(
+                        text, regions, feeding.max_elements, has_whole_image=whole
+                    )
+                if image is not None:
+                    pixels = self._boxed(image, regions)
             elif feeding.kind in ("pixels", "pictures"):
-                pixels = self._pixels(row_number, image_id, draws)
+                pixels = self._pixels(row_number, table.value(id_column, row), draws)
         except UndecodableImage as error:
             return Undecodable(
                 pair_id=table.pair_id(row),
@@ -203,7 +207,7 @@ class StageBatches(Dataset[HostBatch], ABC):
                 why=error.cause.detail,
             )
         return dataclasses.replace(
-            sample, text=text, regions=regions, pixels=pixels, image_key=table.image_key(row)
+            sample, text=text, regions=regions, pixels=pixels, image_key=image_key
         )
 
     @abstractmethod

@@ -13,18 +13,19 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlmill.models import VLInputs
 from vlmill.models.beit.model import Beit
 from vlmill.models.bert.model import Bert
 from vlmill.models.outputs import Encoded, RegionModel
+from vlmill.models.registry import find_variant, get_variant
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.models.vlmo.model import Vlmo
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.images.tokenizer import ImageTokens
-from vlmill.train.objectives.cached_contrast import CachedContrast
-from vlmill.train.objectives.contrast import contrast_and_matching
+from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
+from vlmill.train.objectives.contrast import contrast_and_matching, contrast_vectors
 from vlmill.train.objectives.losses import (
     IGNORED,
     are_whole,
@@ -34,7 +35,7 @@ from vlmill.train.objectives.losses import (
     mean_soft_cross_entropy,
     mean_squared_error,
 )
-from vlmill.train.objectives.negatives import Draw, draw_negatives
+from vlmill.train.objectives.negatives import Draw, draw_negatives, make_draw
 from vlmill.train.settings.parts import Objectives
 
 
@@ -94,6 +95,68 @@ class Options:
 NamedLosses = dict[str, Float[Tensor, ""]]  # each loss by its objective
 Losses = Callable[[Any, Batch, Objectives, Options], NamedLosses]
 DEFAULTS = Options()
+
+
+class PretrainingStep(nn.Module):
+    """Wraps a model and its objectives in one module, for several devices and for compiling.
+
+    ``losses`` are those that the model's variant is trained by. ``names`` are the objectives with a
+    weight, in the order of their shares.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Objectives,
+        losses: Losses,
+        image_tokens: ImageTokens | None = None,
+        *,
+        same_picture_negatives: bool = False,
+        pack: bool = True,
+    ) -> None:
+        super().__init__()
+        self.model, self.weights, self.pack = model, weights, pack
+        self.image_tokens = image_tokens
+        self.same_picture_negatives = same_picture_negatives
+        self.names, self.losses = list_weighted(weights), losses
+        self.contrast: StepContrast | None = None
+        if get_variant(find_variant(model)).contrasts and (weights.itc or weights.itm):
+            match = bool(weights.itm)
+            self.contrast = StepContrast(same_picture_negatives=same_picture_negatives, match=match)
+
+    def forward(
+        self,
+        batch: Batch,
+        shares: Float[Tensor, " J"] | None = None,
+        numbers: Float[Tensor, "2 B"] | None = None,
+        cached: CachedContrast | None = None,
+    ) -> tuple[Tensor, NamedLosses]:
+        """Returns the weighted sum, and each loss unweighted.
+
+        ``shares``, one for each of ``names``: the batch's share of all labels. They are a tensor,
+        because a compiled step would be compiled again for every new number. Without them, returns
+        the vectors of a batch's pairs [B, P, 2, H] and no loss: the first pass of a step in parts;
+        the second pass has ``cached``. ``numbers`` sample VLMo's negatives; without them, PyTorch's
+        generator does.
+        """
+        if shares is None:
+            inputs, masked = batch.pixel_inputs(masked=False), batch.inputs.tokens
+            masked_tokens = masked if self.weights.mlm else None
+            vlmo = cast(Vlmo, self.model)
+            return contrast_vectors(vlmo, inputs, masked_tokens, pack=self.pack), {}
+        draw = draw_negatives if numbers is None else make_draw(numbers)
+        options = Options(
+            image_tokens=self.image_tokens,
+            draw=draw,
+            same_picture_negatives=self.same_picture_negatives,
+            pack=self.pack,
+            cached=cached,
+        )
+        unshared = self.losses(self.model, batch, self.weights, options)
+        shares_by_name = dict(zip(self.names, shares.unbind(), strict=True))
+        losses = {name: loss * shares_by_name[name] for name, loss in unshared.items()}
+        terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]
+        return torch.stack(terms).sum(), losses
 
 
 def region_losses(

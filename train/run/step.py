@@ -3,22 +3,29 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.models.inputs import copy_to_device
-from vlmill.train.devices.setup import sync_gradients, unwrap_step
+from vlmill.train.devices.setup import list_scalars, unwrap_step
 from vlmill.train.loading.batch import HostBatch, describe_not_finite
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.objectives.cached_contrast import CachedContrast, cache_contrast, seed_dropout
+from vlmill.train.objectives.cached_contrast import (
+    CachedContrast,
+    StepContrast,
+    cache_contrast,
+    seed_dropout,
+)
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.run.graphs import StepGraph
 from vlmill.train.run.updates import Update
@@ -171,6 +178,12 @@ class Training:
         """Returns the optimiser."""
         return self.update.optimizer
 
+    @cached_property
+    def contrast(self) -> StepContrast | None:
+        """Returns the contrast of a step's parts with each other, if the module has one (VLMo)."""
+        contrast: StepContrast | None = unwrap_step(self.step_module).contrast
+        return contrast
+
     def copy(self, part: Any) -> Any:
         """Copies a part to the device, as the graph takes it if there is one."""
         if self.graph is not None:
@@ -278,12 +291,12 @@ def part_losses(
     with training.cast_weights():
         numbers: Sequence[Tensor | None] = [None] * len(parts)
         caches: Sequence[CachedContrast | None] = [None] * len(parts)
-        if (contrast := unwrap_step(module).contrast) is not None:
+        if training.contrast is not None:
             numbers = drawn = [
                 negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
                 for number, part in enumerate(parts)
             ]
-            caches = cache_contrast(module, parts, contrast, drawn, accelerator)
+            caches = cache_contrast(module, parts, training.contrast, drawn, accelerator)
         for number, (part, cached) in enumerate(zip(parts, caches, strict=True)):
             last = number == len(parts) - 1
             with (
@@ -292,6 +305,21 @@ def part_losses(
                 nullcontext() if cached is None else seed_dropout(cached.seed, accelerator.device),
             ):
                 yield training.compute(copy(part), shares[number], numbers[number], cached)
+
+
+@contextmanager
+def sync_gradients(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iterator[None]:
+    """Wraps a part of a step: gradients are added over all processes in its ``last`` part only."""
+    inside = getattr(module, "_orig_mod", module)  # of a compiled one
+    if isinstance(inside, FSDPModule):
+        inside.set_requires_gradient_sync(last)
+        yield
+        for parameter in list_scalars(module) if last else ():
+            if parameter.grad is not None:
+                parameter.grad = accelerator.reduce(parameter.grad, reduction="mean")
+        return
+    with nullcontext() if last else accelerator.no_sync(module):
+        yield
 
 
 def _scale_falls(accelerator: Accelerator) -> bool:

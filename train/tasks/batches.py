@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vlmill.runtime.readers.held import Images, Regions
-from vlmill.runtime.readers.regions import RegionReader, RegionRow
+from vlmill.runtime.readers.images import Images
+from vlmill.runtime.readers.regions import RegionReader, RegionRow, Regions
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Arrays, Ids

@@ -202,8 +202,9 @@ def test_an_import_of_rejects_alone_fails_and_says_why(
     )
     arguments = ["import", str(tmp_path / "file"), "--output", str(tmp_path / "back")]
     assert run_command(command, arguments) == 1
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said.endswith("0 rows of regions, 1 reject (1 bad_boxes)")
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1].endswith("0 rows of regions, 1 reject (1 bad_boxes)")
+    assert "no image can be read; the first is a: a box leaves the image of 5 x" in said.err
 
 
 def test_stored_halves_are_widened_exactly(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Files of other projects in their own layouts, as their scripts write them."""
 
 import base64
+import dataclasses
 import gzip
 import json
 import mmap
@@ -114,6 +115,33 @@ def mmf_item(row: RegionRow, **changes: Any) -> dict[str, Any]:
         "bbox": row.boxes,
     }
     return {**item, **changes}
+
+
+@pytest.mark.parametrize(
+    ("key", "stated", "is_row"), [("9.jpg", "9", True), ("COCO_val2014_000000000009", 9, True),
+                                  ("9", "19", False)]
+)  # fmt: skip
+def test_the_key_of_an_lmdb_is_the_id(
+    tmp_path: Path, key: str, stated: object, is_row: bool
+) -> None:
+    row = make_row(key, 3)
+    path = write_lmdb(tmp_path / "db", {key: {**volta_item(row), "img_id": stated}})
+    job = Import(files=[path], output=tmp_path / "out")
+    assert import_file(job) == (int(is_row), int(not is_row))
+    if is_row:
+        assert_row(RegionReader(tmp_path / "out")[key], row, *OF_OBJECTS)
+
+
+def test_lists_instead_of_arrays(tmp_path: Path) -> None:
+    row = make_row("9", 3)
+    item = {
+        **volta_item(row),
+        "boxes": row.boxes.tolist(),
+        "features": list(np.asarray(row.features)),
+    }
+    item["obj_conf"] = np.asarray(row.class_scores).tolist()
+    path = write_lmdb(tmp_path / "db", {"9": item})
+    assert_row(rows_of(tmp_path / "out", path)["9"], row, *OF_OBJECTS)
 
 
 def test_mmf_lmdb_with_keys_that_are_paths(tmp_path: Path) -> None:
@@ -386,6 +414,7 @@ def test_volta_hdf5_has_a_group_an_image(tmp_path: Path) -> None:
             for name, value in volta_item(row).items():
                 if name != "img_id":
                     group[name] = value
+            group.create_group("others")["caption"] = "a cat"
         file.create_group("1")["boxes"] = np.ones((1, 4))  # the first one
         file["link"] = h5py.ExternalLink("/etc/hostname", "x")
     import_file(Import(files=[tmp_path / "coco.h5"], output=tmp_path / "out"))
@@ -546,6 +575,26 @@ def test_a_record_without_a_size_is_a_reject_after_others_with_one(tmp_path: Pat
     assert reject["key"] == "2" and "give --sizes" in reject["detail"]
 
 
+@pytest.mark.parametrize("file", ["hw.tsv", "train.hw.tsv", "--sizes"])
+@pytest.mark.parametrize("is_list", [True, False])
+def test_predictions_whose_sizes_are_in_another_file(
+    tmp_path: Path, file: str, is_list: bool
+) -> None:
+    row = make_row("9", 3)
+    values = {"8": [], "9": objects_of(row, ["a", "b", "a"], True)}  # the first without objects
+    lines = (f"{key}\t{json.dumps({'objects': v, 'relations': None})}" for key, v in values.items())
+    (tmp_path / "predictions.tsv").write_text("\n".join(lines))
+    size: Any = {"height": HEIGHT, "width": WIDTH}
+    text_ = json.dumps([size] if is_list else size)
+    (tmp_path / "other").mkdir()
+    path = tmp_path / "other" / "a.tsv" if file == "--sizes" else tmp_path / file
+    path.write_text(f"9\t{text_}\n8\t{text_}\n")
+    sizes = str(path) if file == "--sizes" else None
+    reader = rows_of(tmp_path / "out", tmp_path / "predictions.tsv", sizes=sizes)
+    assert_row(reader["9"], row)
+    assert len(reader["8"].boxes) == 0
+
+
 def test_labels_alone_are_named_once(tmp_path: Path) -> None:
     value = json.dumps(objects_of(make_row("9", 2), ["a", "b"], False))
     (tmp_path / "train.label.tsv").write_text(f"9\t{value}\n10\t{value}\n")
@@ -583,6 +632,18 @@ def test_a_zip_of_other_json_is_named_once(tmp_path: Path) -> None:
         archive.writestr("a.json", '{"images": []}')
     with pytest.raises(InputError, match=r"a.json is not VL-BERT's JSON \(an object of images\)"):
         rows_of(tmp_path / "out", tmp_path / "a.zip")
+
+
+def test_vl_bert_json_of_lists(tmp_path: Path) -> None:
+    row = make_row("9", 3)
+    sizes = {"image_w": WIDTH, "image_h": HEIGHT}
+    value: dict[str, Any] = {**sizes, "boxes": row.boxes.tolist()}
+    value["features"] = np.asarray(row.features).tolist()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "9.json").write_text(json.dumps(value))
+    (tmp_path / "in" / "bad.json").write_text(json.dumps({**value, "boxes": {"x1": 1}}))
+    assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (1, 1)
+    assert_row(RegionReader(tmp_path / "out")["9"], row)
 
 
 # --- TSV ------------------------------------------------------------------------------------------
@@ -624,6 +685,71 @@ def test_what_python_left_in_a_tsv(tmp_path: Path, name: str) -> None:
     reader = rows_of(tmp_path / "out", tmp_path / "a.tsv")
     assert reader.image_ids == [FIRST.image_id, SECOND.image_id]
     for row in (FIRST, SECOND):
+        assert_row(reader[row.image_id], row)
+
+
+@pytest.mark.parametrize("kind", ["<f8", "<f2"])
+@pytest.mark.parametrize("names", [{"features"}, {"features", "boxes"}])
+def test_payloads_of_other_types(tmp_path: Path, kind: str, names: set[str]) -> None:
+    rows = [make_row(str(number), 3) for number in range(4)]
+    table = [
+        [r.image_id, WIDTH, HEIGHT, 3]
+        + [text(getattr(r, n), kind if n in names else "<f4") for n in ("boxes", "features")]
+        for r in rows
+    ]
+    lines = ["\t".join(map(str, fields)) for fields in table]
+    (tmp_path / "a.tsv").write_text("\n".join(lines))
+    reader = rows_of(tmp_path / "out", tmp_path / "a.tsv")
+    for row in rows:
+        assert_row(reader[row.image_id], row, exact=kind == "<f8")
+
+
+def test_fractions_instead_of_pixels_are_rejects(tmp_path: Path) -> None:
+    rows = [make_row(name, 3) for name in "abc"]
+    boxes = [
+        rows[0].boxes / np.array([WIDTH, HEIGHT] * 2),
+        np.zeros((3, 4)),  # rows without a region, as some files have
+        rows[2].boxes,
+    ]
+    rows = [dataclasses.replace(r, boxes=b) for r, b in zip(rows, boxes, strict=True)]
+    (tmp_path / "a.tsv").write_text("\n".join(tsv_line(row) for row in rows))
+    assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "out")) == (2, 1)
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert (reject["key"], reject["reason"]) == ("a", "bad_boxes")
+    assert "fractions" in reject["detail"]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-12, 1e-9, 1e9])
+def test_features_of_any_scale_stay_float32(tmp_path: Path, scale: float) -> None:
+    features = np.random.default_rng(0).normal(size=(10, 64)) * scale
+    row = dataclasses.replace(make_row("a", 10), features=features.astype(np.float32))
+    (tmp_path / "a.tsv").write_text(tsv_line(row))
+    assert_row(rows_of(tmp_path / "out", tmp_path / "a.tsv")["a"], row)
+
+
+def test_ids_of_other_types(tmp_path: Path) -> None:
+    row = make_row("a", 3)
+    kinds = {"class_ids": "<i4", "class_scores": "<f8", "attribute_ids": "<i2"}
+    names = [*kinds, "attribute_scores"]
+    payloads = [text(getattr(row, name), kinds.get(name, "<f4")) for name in names]
+    fields = ["a", HEIGHT, WIDTH, *payloads, 3, text(row.boxes), text(row.features)]
+    (tmp_path / "a.tsv").write_text("\t".join(map(str, fields)))
+    assert_row(rows_of(tmp_path / "out", tmp_path / "a.tsv")["a"], row, *OF_OBJECTS)
+
+
+def test_a_header_decides_the_order_of_the_fields(tmp_path: Path) -> None:
+    rows = [make_row(name, 3) for name in "abc"]
+    order = ["image_id", "image_h", "image_w", "num_boxes", "split", "boxes", "features"]
+    header, lines = "\t".join(order), []
+    for row in rows:
+        boxes, features = text(row.boxes), text(row.features)
+        fields = [row.image_id, HEIGHT, WIDTH, 3, "train", boxes, features]
+        lines.append("\t".join(map(str, fields)))
+    # Two files that were concatenated.
+    (tmp_path / "a.tsv").write_text("\n".join([header, *lines[:2], header, lines[2]]))
+    reader = rows_of(tmp_path / "out", tmp_path / "a.tsv")
+    assert reader.image_ids == ["a", "b", "c"]
+    for row in rows:
         assert_row(reader[row.image_id], row)
 
 
@@ -679,7 +805,17 @@ def test_a_wrong_format_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
         (b"<!DOCTYPE html><html>", "it is an HTML page, not a file of features"),
         (bytes(9000), "it begins with 4,096 zeros; copy or download it again"),
         (f"{tsv_line(SECOND)}\n".encode("utf-16"), "it is text in UTF-16; convert it to UTF-8"),
-        (b"hello\n", "not a file of features (its first line has 1 field)"),
+        (
+            b"hello\n",
+            "not a file of features (its first line has 1 field separated by tabs, not 6, 7 or 10)",
+        ),
+        (b"\x80\x03}q\x00.", "it is a Python pickle; write its features in one of the known"),
+        (b'{"images": []}', "it is JSON, without the features of an image"),
+        # A compressed file whose first lines have six tabs, and no zero.
+        (
+            b"\x1f\x8b\x08\x08" + b"a\tb\tc\td\te\tf\xff\n" * 20,
+            "it is a gzip archive, not a file of features; unpack it first",
+        ),
     ],
 )
 def test_the_content_of_an_unknown_file_is_named(
@@ -843,6 +979,35 @@ def test_npz_without_sizes_asks_for_them_once(tmp_path: Path, transposed: bool) 
     reader = rows_of(tmp_path / "out", tmp_path / "npz", sizes=f"{WIDTH}x{HEIGHT}")
     for row in rows:
         assert_row(reader[row.image_id], row)
+
+
+def test_texts_in_npz(tmp_path: Path) -> None:
+    row = make_row("9", 3)
+    sizes = {"image_w": WIDTH, "image_h": HEIGHT}
+    arrays: dict[str, Any] = {
+        "x": row.features,
+        "bbox": row.boxes,
+        **sizes,
+        "names": np.array(["cat", "dog"]),
+    }
+    np.savez(tmp_path / "a.npz", **arrays, image_id=np.array(["9"]), info=np.array("{}"))
+    assert_row(rows_of(tmp_path / "out", tmp_path)["9"], row)
+
+
+@pytest.mark.parametrize("ending", ["npz", "npy"])
+def test_one_other_file_at_the_start_costs_no_row(tmp_path: Path, ending: str) -> None:
+    row = make_row("b", 3)
+    sizes = {"image_width": WIDTH, "image_height": HEIGHT}
+    entries: Any = {"features": row.features, "bbox": row.boxes, **sizes}
+    (tmp_path / "in").mkdir()
+    if ending == "npz":
+        np.savez(tmp_path / "in" / "a.npz", other=row.boxes)
+        np.savez(tmp_path / "in" / "b.npz", **entries)
+    else:  # features without _info.npy
+        np.save(tmp_path / "in" / "a.npy", np.asarray(row.features))
+        np.save(tmp_path / "in" / "b.npy", entries)
+    assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (1, 1)
+    assert_row(RegionReader(tmp_path / "out")["b"], row)
 
 
 def test_sizes_in_arrays_of_one_number(tmp_path: Path) -> None:

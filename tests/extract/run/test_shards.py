@@ -11,9 +11,15 @@ from vlmill.extract.cli import command
 from vlmill.extract.run import job as writing
 from vlmill.extract.run.job import TASKS_WAITING, Background, PartWriter
 from vlmill.runtime.console.command import run_command
+from vlmill.runtime.readers import region_rows
 from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 
 SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_rows, "ROWS_PER_GROUP", 16)
 
 
 def row(number: int) -> RegionRow:

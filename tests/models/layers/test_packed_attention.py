@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.layers import attention, operators
-from vlmill.models.layers import packed_attention as kernels
 from vlmill.models.layers import packing as compaction
 from vlmill.models.layers import packing as layout
 from vlmill.models.layers.attention import CoAttention, SelfAttention
@@ -60,7 +59,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
 
     def packed(rows: Tensor, queries: Layout, keys: Layout) -> bool:
-        together = kernels._lies_together(queries) and kernels._lies_together(keys)
+        together = attention._lies_together(queries) and attention._lies_together(keys)
         return together and (queries.real is not None or keys.real is not None)
 
     def counted(q: Tensor, *others: Any) -> Tensor:
@@ -68,7 +67,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return sequence_by_sequence(q, *others)
 
     monkeypatch.setattr(attention, "reads_packed", packed)
-    monkeypatch.setattr(kernels, "_flash", counted)
+    monkeypatch.setattr(attention, "_flash", counted)
     for module in (layout, compaction):
         monkeypatch.setattr(module, "readable", lambda tensor: False)
     return calls
@@ -201,13 +200,13 @@ def test_the_kernel_is_asked_for_what_it_takes() -> None:
     packed = make_layout(real, torch.zeros(9, dtype=torch.int64, device="meta"))
     full, masked = Layout((2, 8)), Layout((2, 8), real)
     rows = torch.zeros(9, 4, 16, dtype=torch.bfloat16, device="meta")
-    assert kernels.reads_packed(rows, packed, packed)
-    assert kernels.reads_packed(rows, packed, full) and kernels.reads_packed(rows, full, packed)
-    assert not kernels.reads_packed(rows, full, full)  # the ordinary kernels' matter
-    assert not kernels.reads_packed(rows, packed, masked)
-    assert not kernels.reads_packed(rows.float(), packed, packed)
-    assert not kernels.reads_packed(rows[..., :12], packed, packed)
-    assert not kernels.reads_packed(rows.new_zeros(9, 4, 16, device="cpu"), packed, packed)
+    assert attention.reads_packed(rows, packed, packed)
+    assert attention.reads_packed(rows, packed, full) and attention.reads_packed(rows, full, packed)
+    assert not attention.reads_packed(rows, full, full)  # the ordinary kernels' matter
+    assert not attention.reads_packed(rows, packed, masked)
+    assert not attention.reads_packed(rows.float(), packed, packed)
+    assert not attention.reads_packed(rows[..., :12], packed, packed)
+    assert not attention.reads_packed(rows.new_zeros(9, 4, 16, device="cpu"), packed, packed)
 
 
 def test_real_kernels_give_shapes_of_either_layout() -> None:
@@ -229,7 +228,7 @@ def test_real_kernels_give_shapes_of_either_layout() -> None:
 def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of a GPU is not there: PyTorch may take the one that it has."""
     every = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]
-    monkeypatch.setattr(kernels, "sdpa_kernel", lambda _: sdpa_kernel(every))
+    monkeypatch.setattr(operators, "sdpa_kernel", lambda _: sdpa_kernel(every))
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -254,12 +253,12 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from vlmill.models.layers import attention, operators, packed_attention
+from vlmill.models.layers import attention, operators
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.packing import make_layout
 from vlmill.train.devices.setup import compile_step
 
-packed_attention.sdpa_kernel = lambda _: sdpa_kernel(SDPBackend.MATH)  # a CPU has no other
+operators.sdpa_kernel = lambda _: sdpa_kernel(SDPBackend.MATH)  # a CPU has no other
 graphs = []
 
 def compiler(graph, inputs):

@@ -8,12 +8,11 @@ from tests.models.vlbert.cases import TINY, lively
 
 from vlmill.models import VLInputs
 from vlmill.models.convert.keymap import import_state
-from vlmill.models.inputs import ImageRegions
 from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import RegionCnnConfig, VlBertConfig, VlBertEndToEndConfig
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.models.vlbert.published import links
-from vlmill.models.vlbert.region_cnn import RegionCnn
+from vlmill.models.vlbert.region_cnn import ImageRegions, RegionCnn
 
 NARROW = RegionCnnConfig(blocks=(1, 1, 2, 1), widths=(2, 3, 4, 5), stem_channels=4)
 

@@ -20,7 +20,7 @@ from tests.train.objectives.test_no_waits import prepared
 from benchmarks.gpu_check.training import CASES, recipe_of, table_sizes
 from vlmill.models import VARIANTS
 from vlmill.train.devices.setup import compile_blocks
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 from vlmill.train.recipes import change_recipe
 
 name, folder, batches = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -29,7 +29,7 @@ recipe = change_recipe(recipe_of(CASES[name], tiny=True), changes)
 work = prepared(recipe, table_sizes(CASES[name], tiny=True), folder)
 torch.manual_seed(0)
 model = VARIANTS[name].model(work.recipe.model).double().train()
-step = PretrainingStep(model, work.stage.objectives)
+step = make_step(model, work.stage.objectives)
 losses, shapes, graphs = {}, set(), []
 for form in ("eager", "blocks"):
     if form == "blocks":

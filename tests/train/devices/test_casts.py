@@ -15,7 +15,7 @@ from vlmill.models.layers.operators import LayerNorm
 from vlmill.models.layers.packing import make_layout
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.setup import recompute_activations, use_half_norms
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 
 WIDTH = 16
 
@@ -114,7 +114,7 @@ def test_vlmo_has_the_same_losses_and_gradients() -> None:
     numbers = torch.rand(2, PAIRS)
     results = []
     for is_cast in (False, True):
-        step = PretrainingStep(copy.deepcopy(model), ALL)
+        step = make_step(copy.deepcopy(model), ALL)
         with WeightCasts(step, torch.bfloat16).applied() if is_cast else torch.enable_grad():
             with torch.autocast("cpu", torch.bfloat16):
                 loss, _ = step(batch, shares, numbers)

@@ -17,8 +17,8 @@ from vlmill.models import VARIANTS, preset
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.train.devices import setup
-from vlmill.train.devices.setup import sync_gradients
 from vlmill.train.loading import loader as batch_loader
+from vlmill.train.run.step import sync_gradients
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.train.loading.boxes import Size, resized_boxes
-from vlmill.train.loading.sample import joined_texts, kept_lengths, select_tokens, surest_first
+from vlmill.train.loading.masking.words import joined_texts, select_tokens
+from vlmill.train.loading.sample import kept_lengths, surest_first
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from vlmill.train.devices.setup import recompute_activations
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives import contrast
 from vlmill.train.objectives.cached_contrast import seed_dropout, vectors_contrast
-from vlmill.train.objectives.pretraining import label_counts
+from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
 from vlmill.train.recipes import Objectives
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 from vlmill.train.run.step import Training, train_step
 from vlmill.train.run.updates import Update, clip_whole
 from vlmill.train.tasks.finetuning.learning import TaskStep
@@ -102,7 +102,7 @@ def trained(
 
 
 def pretraining(model: Vlmo, *, weights: Objectives = ALL, same: bool = False) -> PretrainingStep:
-    return PretrainingStep(copy.deepcopy(model), weights, same_picture_negatives=same).train()
+    return make_step(copy.deepcopy(model), weights, same_picture_negatives=same).train()
 
 
 def retrieval(model: Vlmo, *, same: bool = False) -> TaskStep:

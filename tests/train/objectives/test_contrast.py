@@ -25,7 +25,7 @@ from vlmill.train.objectives.negatives import (
     same_images,
 )
 from vlmill.train.recipes import Objectives
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 
 
 def dealt(process: int, processes: int) -> Any:
@@ -278,7 +278,7 @@ def test_a_stage_can_have_captions_of_one_image_as_negatives() -> None:
     weights = Objectives(mlm=0, moc=0, mrfr=0, itm=0, itc=1)
 
     def loss(of: Batch, *, same_picture_negatives: bool) -> Tensor:
-        step = PretrainingStep(model, weights, same_picture_negatives=same_picture_negatives)
+        step = make_step(model, weights, same_picture_negatives=same_picture_negatives)
         total: Tensor = step(of, torch.ones(1))[0].detach()
         return total
 

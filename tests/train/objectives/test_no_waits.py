@@ -16,9 +16,9 @@ from torch import nn
 
 from vlmill.models import VARIANTS, preset
 from vlmill.models.vlmo.config import text_stage
-from vlmill.train.objectives.pretraining import label_counts
+from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 
 META = torch.device("meta")
 SIZES = table_sizes(CASES["imagebert"], tiny=True)
@@ -76,7 +76,7 @@ def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
 
 def step_on(work: Work, *, pack: bool) -> PretrainingStep:
     model = VARIANTS[work.recipe.variant].model(work.recipe.model)
-    return PretrainingStep(model, work.stage.objectives, pack=pack).train()
+    return make_step(model, work.stage.objectives, pack=pack).train()
 
 
 @pytest.mark.parametrize("pack", PACKS)

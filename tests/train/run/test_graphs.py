@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from vlmill.models import VARIANTS
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.budgets import find_budget, pad_small
-from vlmill.train.objectives.pretraining import label_counts
+from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
 from vlmill.train.run.graphs import StepGraph
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 
 OF_REGIONS = ("vilbert", "imagebert", "interbert", "vl-bert-with-texts-alone")
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def step_of(work: Work) -> PretrainingStep:
     """Without dropout, whose draws depend on shapes."""
     torch.manual_seed(0)
     model = VARIANTS[work.recipe.variant].model(work.recipe.model)
-    return PretrainingStep(model, work.stage.objectives).eval()
+    return make_step(model, work.stage.objectives).eval()
 
 
 def as_double(batch: Batch) -> Batch:

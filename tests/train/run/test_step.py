@@ -27,7 +27,7 @@ from vlmill.train.optim.groups import make_optimizer
 from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.loop import StepInputs
-from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import make_step
 from vlmill.train.run.step import (
     NonFiniteLoss,
     Training,
@@ -188,7 +188,7 @@ def on_meta(work: Work, kind: str) -> Training:
     settings = change_recipe(work.recipe, [f"optimizer.kind={kind}", "optimizer.clip=1"]).stages[0]
     optimizer = make_optimizer(model.named_parameters(), settings.optimizer)
     return Training(
-        step_module=PretrainingStep(model, work.stage.objectives, pack=True),
+        step_module=make_step(model, work.stage.objectives, pack=True),
         count_labels=partial(label_counts, weights=work.stage.objectives),
         update=Update(
             optimizer=optimizer,

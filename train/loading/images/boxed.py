@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vlmill.models.inputs import ImageRegions
 from vlmill.models.vlbert.config import MEAN_BGR
+from vlmill.models.vlbert.region_cnn import ImageRegions
 from vlmill.train.loading.boxes import Size, resized_boxes
 from vlmill.train.loading.images.crop import planes
 from vlmill.train.loading.sample import SampledRegions

@@ -1,12 +1,13 @@
-"""Masks words by pure functions of a source of random numbers. T tokens, W words.
+"""Cuts texts, and masks words by pure functions of random numbers. T tokens, W words.
 
 Every rule samples in the order of the published code, one number at a time, so that a test can pass
 it the numbers of a run of that code. ``mask_texts`` processes a whole batch, with N tokens in all
 texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,48 @@ NO_TEXT = MaskedTokens(
     tokens=np.empty(0, dtype=np.int64),
     masked=np.empty(0, dtype=np.bool_),
 )
+
+
+def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
+    """Returns at most ``longest`` tokens of [CLS] text [SEP], the [SEP] kept."""
+    if longest is None or len(tokens) <= longest:
+        return tokens
+    return tokens[select_tokens(len(tokens), longest)]
+
+
+def cut_text(text: MaskedTokens, longest: int) -> MaskedTokens:
+    """Returns at most ``longest`` tokens of a masked text, including the last one, the [SEP]."""
+    if len(text.tokens) <= longest:
+        return text
+    positions = select_tokens(len(text.tokens), longest)
+    return MaskedTokens(
+        original=text.original[positions],
+        tokens=text.tokens[positions],
+        masked=text.masked[positions],
+    )
+
+
+def select_tokens(count: int, num_kept: int) -> Ids:
+    """Returns the positions of ``num_kept`` of ``count`` tokens: the first ones, and the last, the
+    [SEP].
+    """
+    return np.append(np.arange(num_kept - 1), count - 1).astype(np.int64)
+
+
+def joined_texts(texts: Iterable[Ids], longest: int) -> Ids:
+    """Joins texts of [CLS] ... [SEP] without these; returns the first ``longest`` tokens.
+
+    VL-BERT's code joins lines until they have ``longest`` words, and cuts the result to ``longest``
+    tokens. A word has one or more tokens, so the result is the same, and no line after these tokens
+    is read. At most ``longest`` texts are read: all may be empty.
+    """
+    pieces, count = list[Ids](), 0
+    for text in islice(texts, longest):
+        pieces.append(text[1:-1])
+        count += len(pieces[-1])
+        if count >= longest:
+            break
+    return np.concatenate(pieces)[:longest]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from vlmill.models.positions import Positions
 from vlmill.runtime.files.copies import FULL
-from vlmill.runtime.readers.held import Images as StoredImages
-from vlmill.runtime.readers.held import Regions
+from vlmill.runtime.readers.images import Images as StoredImages
 from vlmill.runtime.readers.joining import Join
 from vlmill.runtime.readers.region_rows import is_in_range
-from vlmill.runtime.readers.regions import ABSENT
+from vlmill.runtime.readers.regions import ABSENT, Regions
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Array, Ids

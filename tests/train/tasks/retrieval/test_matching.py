@@ -30,8 +30,9 @@ from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regio
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.loading.images.crop import evaluation_image
+from vlmill.train.loading.masking.words import select_tokens
 from vlmill.train.loading.pretrain_batches import PretrainBatches
-from vlmill.train.loading.sample import kept_lengths, select_tokens
+from vlmill.train.loading.sample import kept_lengths
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, encode_texts
 from vlmill.train.tasks.retrieval import matching as retrieval_scores

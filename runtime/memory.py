@@ -28,6 +28,16 @@ def keep_freed_memory() -> bool:
     return set_malloc({MMAP_MAX: 0, TRIM_THRESHOLD: NEVER})
 
 
+def keep_some_freed_memory() -> bool:
+    """Makes this process keep up to 64 MiB of freed memory; returns whether that could be set.
+
+    A decoder of images, or an import of features, frees for each image what the next one needs: new
+    pages take a tenth of a decoder's time, and a third of the time to import transposed features. A
+    user's own limits stay, as with :func:`keep_freed_memory`.
+    """
+    return set_malloc({MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 64 << 20})
+
+
 def return_large_blocks() -> bool:
     """Makes this process return freed blocks of 1 MiB and more to the system; returns whether that
     could be set.

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vlmill.runtime.console.memory import SET_BY_USER
+from vlmill.runtime.memory import SET_BY_USER
 
 # 6 times 40 blocks of 8 MiB, of which each page is written to.
 PROGRAM = """
@@ -14,7 +14,7 @@ import ctypes
 import resource
 import sys
 
-from vlmill.runtime.console.memory import keep_freed_memory
+from vlmill.runtime.memory import keep_freed_memory
 
 said = keep_freed_memory() if sys.argv[1] == "keep" else None
 library = ctypes.CDLL(None)
@@ -64,7 +64,7 @@ MAPPED = """
 import ctypes
 import sys
 
-from vlmill.runtime.console.memory import return_large_blocks
+from vlmill.runtime.memory import return_large_blocks
 
 said = return_large_blocks() if sys.argv[1] == "return" else None
 library = ctypes.CDLL(None)
