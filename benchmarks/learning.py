@@ -39,7 +39,7 @@ from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
 from shell import add_output, parse_form, print_lines
 
-from vlmill.runtime.console.command import Parser, int_at_least, run_command
+from vlmill.runtime.console.command import Parser, add_count, run_command
 from vlmill.runtime.files.atomic import write_text
 from vlmill.schemas.errors import InputError
 
@@ -142,11 +142,9 @@ def parser() -> Parser:
     p.add_argument(
         "--seeds", metavar="N,M", help="seeds of training (default: 0; with --ablations: 0,1,2)"
     )
-    p.add_argument(
-        "--steps", type=int_at_least(1), metavar="N", help="training steps of each recipe"
-    )
-    p.add_argument("--pairs", type=int_at_least(2), metavar="N", help="pairs to train on")
-    p.add_argument("--held-out", type=int_at_least(2), metavar="N", help="pairs to rank")
+    add_count(p, "--steps", "training steps of each recipe")
+    add_count(p, "--pairs", "pairs to train on", least=2)
+    add_count(p, "--held-out", "pairs to rank", least=2)
     add_jobs(p)
     return p
 

@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 from real.photographs import ALL, FIRST, SMALL
 
-from vlmill.runtime.console.command import Parser, int_at_least, run_command
+from vlmill.runtime.console.command import Parser, add_count, run_command
 
 COMMITTED = Path(__file__).parent / "results" / "real_pairs.jsonl"
 OUTPUT = Path("build/real-pairs")
@@ -75,13 +75,7 @@ def parser() -> Parser:
         metavar="A,B",
         help=f"of {SMALL}, {FIRST} and {ALL} (default: {SMALL},{FIRST})",
     )
-    p.add_argument(
-        "--jobs",
-        type=int_at_least(1),
-        default=1,
-        metavar="N",
-        help="processes that extract regions (default: %(default)s)",
-    )
+    add_count(p, "--jobs", "processes that extract regions", default=1)
     p.add_argument("--list", action="store_true", help="print which runs are missing and exit")
     return p
 

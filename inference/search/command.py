@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 
-from vlmill.runtime.console.command import add_lock_seconds, int_at_least, path_or_url
+from vlmill.runtime.console.command import add_count, add_lock_seconds, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.weights.names import path_or_name
@@ -98,14 +98,12 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_address(parser)
     add("--pairs", required=True, metavar="TABLE", help="table of image-text pairs")
     _add_shared_arguments(parser)
-    add(
+    add_count(
+        parser,
         "--rows-per-shard",
-        dest="vectors_per_shard",
-        type=int_at_least(1),
+        "number of pairs per shard; a killed run loses at most one unfinished shard",
         default=10_000,
-        metavar="N",
-        help="number of pairs per shard; a killed run loses at most one unfinished shard "
-        "(default: 10000)",
+        dest="vectors_per_shard",
     )
 
 
@@ -180,12 +178,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         help="device of the search: cpu, or cuda, cuda:1, ... for flat and ivf with faiss-gpu "
         "(default: cpu)",
     )
-    add(
-        "--threads",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of FAISS threads (default: one per core)",
-    )
+    add_count(parser, "--threads", "number of FAISS threads (default: one per core)")
     add_allow_address(parser)
 
 
@@ -224,12 +217,13 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
         help="table of --columns: a folder with the table pairs, or Parquet files with image_id or "
         "pair_id; with --append: that of the new rows",
     )
-    add(
+    add_count(
+        parser,
         "--neighbours",
-        type=int_at_least(0),
-        metavar="K",
-        help="number of nearest rows to store for each row, so that similar items are looked up "
+        "number of nearest rows to store for each row, so that similar items are looked up "
         "(default: 0)",
+        least=0,
+        metavar="K",
     )
     add(
         "--append",
@@ -276,19 +270,8 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         help="only results with this value; repeat it for other values of the column, or columns",
     )
     add("--queries", metavar="TABLE", help="table of query vectors from the same checkpoint")
-    add(
-        "--top",
-        type=int_at_least(1),
-        default=10,
-        metavar="K",
-        help="number of results per query (default: 10)",
-    )
-    add(
-        "--rerank",
-        type=int_at_least(1),
-        metavar="N",
-        help="rank the N best results of each text again, with --reranker",
-    )
+    add_count(parser, "--top", "number of results per query", default=10, metavar="K")
+    add_count(parser, "--rerank", "rank the N best results of each text again, with --reranker")
     add(
         "--reranker",
         type=path_or_name,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from vlmill.pipelines.web.fetching.flags import add_buckets, add_policy_flags, build_policy
 from vlmill.runtime.console.command import (
     Parser,
+    add_count,
     add_fresh,
     add_lock_seconds,
-    int_at_least,
     run_command,
 )
 from vlmill.runtime.console.cost import add_dry_run
@@ -91,19 +91,13 @@ def parser() -> Parser:
     add_policy_flags(p)
     add_allow_address(p)
     add_buckets(p)
-    p.add_argument(
-        "--workers",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of processes, each with one bucket (default: one per core)",
-    )
+    add_count(p, "--workers", "number of processes, each with one bucket (default: one per core)")
     add_part(p)
-    p.add_argument(
+    add_count(
+        p,
         "--warc-bytes",
-        type=int_at_least(1),
+        "size in bytes at which a WARC file is closed (default: 1 GiB)",
         default=1 << 30,
-        metavar="N",
-        help="size in bytes at which a WARC file is closed (default: 1 GiB)",
     )
     add_fresh(p)
     add_dry_run(p)
@@ -112,29 +106,29 @@ def parser() -> Parser:
 
 
 def _add_scope(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
+    add_count(
+        p,
         "--follow",
-        type=int_at_least(0),
+        "depth of links to follow from listed pages",
+        least=0,
         default=0,
         metavar="DEPTH",
-        help="depth of links to follow from listed pages (default: 0)",
     )
     p.add_argument("--same-host", action="store_true", help="follow only links to the same host")
-    p.add_argument(
+    add_count(
+        p,
         "--max-pages-per-host",
-        type=int_at_least(0),
+        "largest number of followed pages per host, in addition to the listed pages",
+        least=0,
         default=1_000,
-        metavar="N",
-        help="largest number of followed pages per host, in addition to the listed "
-        "pages (default: 1000)",
     )
-    p.add_argument(
+    add_count(
+        p,
         "--addresses",
-        type=int_at_least(0),
-        default=4,
-        metavar="N",
-        help="number of addresses to try per image, the largest first, until one of them gives the "
+        "number of addresses to try per image, the largest first, until one of them gives the "
         "image (default: 4; 0: no images)",
+        least=0,
+        default=4,
     )
 
 
@@ -177,19 +171,16 @@ def _add_images(p: argparse.ArgumentParser) -> None:
         help="quality of JPEG and WebP, 1 to 100, or the compression level of PNG, 0 to 9 "
         "(default: 95; PNG: 6)",
     )
-    group.add_argument(
+    add_count(
+        group,
         "--min-side",
-        type=int_at_least(0),
+        "drop images with a side of PX pixels or less",
+        least=0,
         default=0,
         metavar="PX",
-        help="drop images with a side of PX pixels or less (default: 0)",
     )
-    group.add_argument(
-        "--rows-per-shard",
-        type=int_at_least(1),
-        default=10_000,
-        metavar="N",
-        help="number of rows in a file of pairs and of images (default: 10000)",
+    add_count(
+        group, "--rows-per-shard", "number of rows in a file of pairs and of images", default=10_000
     )
     group.add_argument(
         "--keep-archives",

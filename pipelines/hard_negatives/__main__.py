@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from vlmill.pipelines.hard_negatives.rules import WORDS, build_rules
 from vlmill.runtime.console.command import (
     Parser,
+    add_count,
     add_fresh,
     add_lock_seconds,
-    int_at_least,
     run_command,
 )
 from vlmill.runtime.console.cost import add_dry_run
@@ -74,29 +74,23 @@ def parser() -> Parser:
     p.add_argument(
         "--token-pattern", metavar="RE", help=f"regular expression of a word (default: {WORDS})"
     )
-    p.add_argument(
+    add_count(
+        p,
         "--document-parts",
-        type=int_at_least(1),
+        "number of parts of an index that does not fit into memory; the rows stay the same, the "
+        "time grows at most by the square root of P, and each negative takes 12 bytes of disk per "
+        "part",
         default=1,
         metavar="P",
-        help="number of parts of an index that does not fit into memory; the rows stay the same, "
-        "the time grows at most by the square root of P, and each negative takes 12 bytes of disk "
-        "per part (default: 1)",
     )
-    p.add_argument(
+    add_count(
+        p,
         "--workers",
-        type=int_at_least(1),
+        "number of processes that split words on this machine, and of threads that search in each "
+        "process; the output stays the same (default: one per core)",
         default=all_cores(),
-        metavar="N",
-        help="number of processes that split words on this machine, and of threads that "
-        "search in each process; the output stays the same (default: one per core)",
     )
-    p.add_argument(
-        "--pairs-per-shard",
-        type=int_at_least(1),
-        default=50_000,
-        help="number of pairs per shard (default: 50000)",
-    )
+    add_count(p, "--pairs-per-shard", "number of pairs per shard", default=50_000)
     add_part(p)
     add_fresh(p)
     add_dry_run(p)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from vlmill.runtime.console.command import (
     Parser,
+    add_count,
     add_fresh,
     add_lock_seconds,
-    int_at_least,
     run_command,
 )
 from vlmill.runtime.console.cost import add_cost_arguments
@@ -70,13 +70,7 @@ def parser() -> Parser:
         help="published hard_negative.pkl, instead of --regions",
     )
     p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
-    p.add_argument(
-        "--top",
-        type=int_at_least(1),
-        default=100,
-        metavar="N",
-        help="number of nearest images per image (default: 100)",
-    )
+    add_count(p, "--top", "number of nearest images per image", default=100)
     p.add_argument("--pairs", metavar="P", help="pairs table, for the split of each image")
     p.add_argument("--images", metavar="I", help="images table, to show images in the report")
     p.add_argument(
@@ -86,13 +80,7 @@ def parser() -> Parser:
         help="first: row 0 of each image is the full image; none: row 0 is a region "
         "(default: auto)",
     )
-    p.add_argument(
-        "--threads",
-        type=int_at_least(1),
-        default=all_cores(),
-        metavar="N",
-        help="number of threads; the rows stay the same (default: %(default)s)",
-    )
+    add_count(p, "--threads", "number of threads; the rows stay the same", default=all_cores())
     p.add_argument(
         "--search-device",
         default="cpu",
@@ -100,13 +88,7 @@ def parser() -> Parser:
         help="device of the search: cpu, or cuda, cuda:1, ... with faiss-gpu; the rows stay the "
         "same (default: cpu)",
     )
-    p.add_argument(
-        "--images-per-shard",
-        type=int_at_least(1),
-        default=10_000,
-        metavar="N",
-        help="number of images per shard (default: 10000)",
-    )
+    add_count(p, "--images-per-shard", "number of images per shard", default=10_000)
     p.add_argument(
         "--id-prefix",
         default="",

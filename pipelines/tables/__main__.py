@@ -13,9 +13,9 @@ from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
 from vlmill.pipelines.tables.removal import Removal, count_trained_on, find_removal, read_request
 from vlmill.runtime.console.command import (
     Parser,
+    add_count,
     add_fresh,
     add_lock_seconds,
-    int_at_least,
     path_or_url,
     print_status,
     run_command,
@@ -116,7 +116,7 @@ def _add_filter(p: argparse.ArgumentParser) -> None:
 
 def _add_sample(p: argparse.ArgumentParser) -> None:
     amount = p.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="number of rows")
+    add_count(amount, "--rows", "number of rows")
     amount.add_argument(
         "--fraction", type=float, metavar="F", help="approximate fraction of the rows, 0 to 1"
     )

@@ -18,9 +18,9 @@ from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_a
 from vlmill.pipelines.web_pairs.rules_file import RulesFile, read_rules_file
 from vlmill.runtime.console.command import (
     Parser,
+    add_count,
     add_fresh,
     add_lock_seconds,
-    int_at_least,
     run_command,
 )
 from vlmill.runtime.console.cost import add_dry_run
@@ -72,12 +72,7 @@ def parser() -> Parser:
     p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
     add_fetch(p)
     add_filter_arguments(p)
-    p.add_argument(
-        "--shards",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of files per table (default: one for each 512 MB of archives)",
-    )
+    add_count(p, "--shards", "number of files per table (default: one for each 512 MB of archives)")
     add_workers(p)
     add_part(p)
     p.add_argument(

@@ -39,6 +39,7 @@ _NO_MEMORY = (
 )
 _WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: (.*?)\.|exited)")
 MAX_LINE = 500
+Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def failure_line(error: Exception) -> str | None:
@@ -288,6 +289,26 @@ def non_negative_float(text: str) -> float:
     if (value := finite_float(text)) < 0:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0")
     return value
+
+
+def add_count(
+    parser: Flags,
+    flag: str,
+    help: str,
+    *,
+    least: int = 1,
+    default: int | None = None,
+    metavar: str = "N",
+    dest: str | None = None,
+) -> None:
+    """Adds a flag that is a whole number, ``least`` or more.
+
+    The help ends with the default, unless it states one itself.
+    """
+    if default is not None and "(default: " not in help:
+        help += " (default: %(default)s)"
+    number, dest = int_at_least(least), dest or flag.strip("-").replace("-", "_")
+    parser.add_argument(flag, type=number, default=default, metavar=metavar, dest=dest, help=help)
 
 
 def add_fresh(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vlmill.runtime.console.command import int_at_least, non_negative_float
+from vlmill.runtime.console.command import add_count, non_negative_float
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.units.launch.loading import require_flags
 from vlmill.runtime.units.share import START_S, parse_share
@@ -13,12 +13,11 @@ from vlmill.schemas.errors import InputError
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Adds ``--workers``, for jobs whose units are done in processes."""
-    parser.add_argument(
+    add_count(
+        parser,
         "--workers",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of processes on this machine, without --runner; the output stays the "
-        "same (default: one per core)",
+        "number of processes on this machine, without --runner; the output stays the same "
+        "(default: one per core)",
     )
 
 
