@@ -3,19 +3,20 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.pipelines.web.fetching.flags import add_buckets, add_policy_flags, build_policy
 from vlmill.runtime.console.command import (
     Parser,
     add_count,
-    add_fresh,
-    add_lock_seconds,
     run_command,
 )
-from vlmill.runtime.console.cost import add_dry_run
-from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.net.flags import add_allow_address
-from vlmill.runtime.units.flags import add_part, local_workers, part_name, require_part
+from vlmill.runtime.units.flags import (
+    add_run_flags,
+    local_workers,
+    lock_job,
+)
 from vlmill.runtime.units.launch.loading import parse_job
 from vlmill.schemas.errors import InputError
 
@@ -92,16 +93,13 @@ def parser() -> Parser:
     add_allow_address(p)
     add_buckets(p)
     add_count(p, "--workers", "number of processes, each with one bucket (default: one per core)")
-    add_part(p)
     add_count(
         p,
         "--warc-bytes",
         "size in bytes at which a WARC file is closed (default: 1 GiB)",
         default=1 << 30,
     )
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_run_flags(p)
     return p
 
 
@@ -227,9 +225,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parse_job(parser(), arguments)
     require_source(args)
-    require_part(args, beam_flags)
-    output = None if args.dry_run else args.output
-    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args, beam_flags):
         manners = build_policy(args)
         workers = local_workers(args.workers, beam_flags)
         # Slow to import, so it is imported after the arguments are checked.
@@ -238,10 +234,7 @@ def run(arguments: Sequence[str]) -> int:
         return job.run(args, manners, workers, beam_flags)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,19 +3,16 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, build_rules
 from vlmill.runtime.console.command import (
     Parser,
     add_count,
-    add_fresh,
-    add_lock_seconds,
     run_command,
 )
-from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.cores import all_cores
-from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.units.flags import add_part, part_name, require_part
+from vlmill.runtime.units.flags import add_run_flags, lock_job
 from vlmill.runtime.units.launch.loading import parse_job, require_flags
 
 
@@ -91,10 +88,7 @@ def parser() -> Parser:
         default=all_cores(),
     )
     add_count(p, "--pairs-per-shard", "number of pairs per shard", default=50_000)
-    add_part(p)
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_run_flags(p)
     return p
 
 
@@ -102,9 +96,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parse_job(parser(), arguments)
     require_flags(beam_flags)
-    require_part(args, beam_flags)
-    output = None if args.dry_run else args.output
-    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args, beam_flags):
         return _run(args, beam_flags)
 
 
@@ -122,10 +114,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return job.run(args, source, rules, beam_flags)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,10 +2,9 @@
 
 import argparse
 
-from vlmill.runtime.console.command import add_count, add_fresh, add_lock_seconds
-from vlmill.runtime.console.cost import add_dry_run
+from vlmill.runtime.console.command import add_count
 from vlmill.runtime.cores import all_cores
-from vlmill.runtime.units.flags import add_part
+from vlmill.runtime.units.flags import add_run_flags
 
 MANY_WORKERS = 8
 TITLES: dict[str, str] = {
@@ -57,7 +56,4 @@ def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> Non
         "same",
         default=min(MANY_WORKERS, all_cores()),
     )
-    add_part(p)
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_run_flags(p)

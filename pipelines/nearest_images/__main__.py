@@ -3,18 +3,16 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.runtime.console.command import (
     Parser,
     add_count,
-    add_fresh,
-    add_lock_seconds,
     run_command,
 )
-from vlmill.runtime.console.cost import add_cost_arguments
+from vlmill.runtime.console.cost import add_force
 from vlmill.runtime.cores import all_cores
-from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.units.flags import add_part, part_name, require_part
+from vlmill.runtime.units.flags import add_run_flags, lock_job
 from vlmill.schemas.errors import InputError
 
 DESCRIPTION = """\
@@ -95,10 +93,8 @@ def parser() -> Parser:
         metavar="TEXT",
         help="prefix for each id of --import, such as flickr30k/",
     )
-    add_part(p)
-    add_fresh(p)
-    add_cost_arguments(p)
-    add_lock_seconds(p)
+    add_run_flags(p)
+    add_force(p)
     return p
 
 
@@ -106,9 +102,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job."""
     args = parser().parse_args(arguments)
     check(args)
-    require_part(args)
-    output = None if args.dry_run else args.output
-    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args):
         return _run(args)
 
 
@@ -136,10 +130,7 @@ def _run(args: argparse.Namespace) -> int:
     return job.run(args)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())
