@@ -57,3 +57,26 @@ def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> Non
         default=min(MANY_WORKERS, all_cores()),
     )
     add_run_flags(p)
+
+
+def add_source(p: argparse.ArgumentParser, default: str) -> None:
+    """Adds ``--source``, for data sets of the user's own files."""
+    p.add_argument(
+        "--source",
+        default=default,
+        metavar="NAME",
+        help=f"value of the column source (default: {default})",
+    )
+
+
+def add_split_columns(p: argparse.ArgumentParser) -> None:
+    """Adds the flags of the column of splits."""
+    splits = p.add_mutually_exclusive_group()
+    splits.add_argument(
+        "--split-column",
+        metavar="C",
+        help="column of splits, kept unchanged (default: a column named split)",
+    )
+    splits.add_argument(
+        "--no-split-column", action="store_true", help="ignore a column named split"
+    )
