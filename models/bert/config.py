@@ -8,6 +8,7 @@ from vlmill.models.config_checks import (
     INIT_STD,
     LARGE,
     SMALL,
+    HeadConfig,
     check_activation,
     check_heads,
     check_shares,
@@ -67,16 +68,12 @@ def bert_small(**changes: Any) -> BertConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertTextConfig:
+class BertTextConfig(HeadConfig):
     """Configures a classifier of texts (GLUE); one label is a regression (STS-B)."""
 
     trunk: BertConfig
     num_labels: int
     dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
 
 
 PRESETS: dict[str, Callable[..., Any]] = {

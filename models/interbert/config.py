@@ -11,12 +11,14 @@ from vlmill.models.config_checks import (
     INIT_STD,
     SMALL,
     Fusion,
+    HeadConfig,
     check_activation,
     check_fusion,
     check_heads,
     check_shares,
     check_sizes,
     check_std,
+    check_text_length,
 )
 
 
@@ -62,11 +64,7 @@ class InterBertConfig:
         check_fusion(self.fusion)
         check_activation(self.act)
         check_activation(self.visual_act)
-        if self.max_text_tokens > self.num_positions:
-            raise ValueError(
-                f"max_text_tokens={self.max_text_tokens}, the position table has "
-                f"num_positions={self.num_positions} rows"
-            )
+        check_text_length(self)
         if self.modality_segments and self.num_segments < 2:
             raise ValueError(
                 f"modality_segments=True needs a segment for each modality, num_segments="
@@ -129,43 +127,31 @@ def interbert_small(**changes: Any) -> InterBertConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InterBertTasksConfig:
+class InterBertTasksConfig(HeadConfig):
     """Configures the released fine-tuning model. VQA would need more answers than its one."""
 
     trunk: InterBertConfig
     num_answers: int = 1
     dropout: float = 0.1  # before heads
 
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
-
 
 @dataclass(frozen=True, kw_only=True)
-class InterBertTextConfig:
+class InterBertTextConfig(HeadConfig):
     """Configures a text-only classifier (GLUE); one label is a regression (STS-B)."""
 
     trunk: InterBertConfig
     num_labels: int
     dropout: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
-
 
 @dataclass(frozen=True, kw_only=True)
-class InterBertImagesConfig:
+class InterBertImagesConfig(HeadConfig):
     """Configures a classifier of a text with ``num_pictures`` images (NLVR2: 2)."""
 
     trunk: InterBertConfig
     num_labels: int = 2
     num_pictures: int = 2
     dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
 
 
 PRESETS: dict[str, Callable[..., Any]] = {

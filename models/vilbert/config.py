@@ -15,12 +15,14 @@ from vlmill.models.config_checks import (
     LARGE,
     SMALL,
     Fusion,
+    HeadConfig,
     check_activation,
     check_fusion,
     check_heads,
     check_shares,
     check_sizes,
     check_std,
+    check_text_length,
 )
 
 
@@ -78,11 +80,7 @@ class VilbertConfig:
         check_fusion(self.fusion)
         check_activation(self.act)
         check_activation(self.visual_act)
-        if self.max_text_tokens > self.num_positions:
-            raise ValueError(
-                f"max_text_tokens={self.max_text_tokens}, the position table has "
-                f"num_positions={self.num_positions} rows"
-            )
+        check_text_length(self)
         if len(self.text_co_layers) != len(self.visual_co_layers) or not self.text_co_layers:
             raise ValueError(
                 f"text_co_layers={self.text_co_layers} and visual_co_layers="
@@ -193,11 +191,7 @@ class SingleStreamConfig:
         check_std(self)
         check_shares(self, "dropout", "attention_dropout")
         check_activation(self.act)
-        if self.max_text_tokens > self.num_positions:
-            raise ValueError(
-                f"max_text_tokens={self.max_text_tokens}, the position table has "
-                f"num_positions={self.num_positions} rows"
-            )
+        check_text_length(self)
 
 
 def single_stream_base(**changes: Any) -> SingleStreamConfig:
@@ -220,7 +214,7 @@ class VilbertTasksConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vilbert12in1Config:
+class Vilbert12in1Config(HeadConfig):
     """Configures 12-in-1, one model for twelve data sets with 20 task tokens."""
 
     trunk: VilbertConfig
@@ -228,23 +222,15 @@ class Vilbert12in1Config:
     num_gqa_answers: int = 1533
     dropout: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
-
 
 @dataclass(frozen=True, kw_only=True)
-class VilbertClassifierConfig:
+class VilbertClassifierConfig(HeadConfig):
     """Configures mmf's classifier over one image, or two with one text (NLVR2)."""
 
     trunk: VilbertConfig | SingleStreamConfig
     num_labels: int
     num_pictures: int = 1
     dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
 
 
 PRESETS: dict[str, Callable[..., Any]] = {
