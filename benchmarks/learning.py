@@ -37,7 +37,7 @@ from proof.runs import Figures, Job, run_all
 from proof.side_by_side import add_jobs, failed
 from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
-from shell import add_output, parse_form, print_lines
+from shell import add_output, names_of, parse_form, print_lines, seeds_of
 
 from vlmill.runtime.console.command import Parser, add_count, run_command
 from vlmill.runtime.files.atomic import write_text
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     """Writes the world, trains what is not trained, and prints the figures."""
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     arms = arms_of(args.variants, args.arms, ablations=args.ablations)
-    seeds = tuple(_numbers("--seeds", args.seeds or ("0,1,2" if args.ablations else "0")))
+    seeds = tuple(seeds_of(args.seeds or ("0,1,2" if args.ablations else "0")))
     tables = WorldTables(folder=args.output, pairs=args.pairs, held_out=args.held_out)
     oracles = tables.oracles()
     tables.write(arms, {"oracles": oracles})
@@ -111,20 +111,6 @@ def arms_of(
     return tuple(arm for arm in arms if arm.name in names)
 
 
-def _numbers(flag: str, text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [-1]
-    if min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise InputError(f"{flag} {text}: expected different numbers from 0 up, as in 0,1,2")
-    return numbers
-
-
-def _names(text: str) -> list[str]:
-    return text.split(",")
-
-
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/learning.py", description=__doc__)
@@ -132,10 +118,10 @@ def parser() -> Parser:
     p.add_argument(
         "--ablations", action="store_true", help="run the grid of ablations (hours with --full)"
     )
-    p.add_argument("--variants", type=_names, metavar="A,B", help="recipes to run")
+    p.add_argument("--variants", type=names_of, metavar="A,B", help="recipes to run")
     p.add_argument(
         "--arms",
-        type=_names,
+        type=names_of,
         metavar="A,B",
         help="configurations of --ablations to run (default: all)",
     )

@@ -42,9 +42,9 @@ from proof.side_by_side import add_jobs, failed
 from proof.summary import lines_of
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
-from proof.task_runs import TaskJob, finished, results, run_all
+from proof.task_runs import TaskJob, finished, run_all
 from proof.text_arms import text_arms
-from shell import parse_form, print_lines
+from shell import names_of, parse_form, print_lines, read_lines, seeds_of
 from worlds import World
 
 from vlmill.runtime.console.command import Parser, run_command
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
     form, path = forms()[args.full], args.results or args.output / "results.jsonl"
     seeds = None if args.seeds is None else seeds_of(args.seeds)
     jobs = jobs_of(form, args.arms, seeds, args.output)
-    known = results(path)
+    known = read_lines(path)
     missing = [job for job in jobs if finished(job, known) is None]
     if args.list:
         for job in jobs:
@@ -111,7 +111,7 @@ def run(arguments: Sequence[str]) -> int:
             continue
         lines[job.name] = line
         print(f"{job.name}: done", file=sys.stderr)
-    known = results(path)  # every arm's: a figure stands beside another arm's
+    known = read_lines(path)  # every arm's: a figure stands beside another arm's
     for job in jobs:
         print_lines(lines_of(lines[job.name], known) if job.name in lines else ())
     return int(len(lines) < len(jobs))
@@ -150,19 +150,6 @@ def jobs_of(
         for seed in (arm.seeds if seeds is None else seeds)
     ]
     return sorted(jobs, key=lambda job: job.seed)
-
-
-def names_of(text: str) -> list[str]:
-    """Names between commas."""
-    return text.split(",")
-
-
-def seeds_of(text: str) -> list[int]:
-    """Seeds between commas. Raises InputError for others than different ones from 0 up."""
-    parts = text.split(",")
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise InputError(f"--seeds {text}: expected different numbers from 0 up, as in 0,1,2")
-    return [int(part) for part in parts]
 
 
 def add_places(p: Parser) -> None:

@@ -26,10 +26,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from learning_tasks import add_places, names_of, seeds_of
+from learning_tasks import add_places
 from proof.side_by_side import failed
 from proof.tables import WorldTables
-from proof.task_runs import finished, results, run_all
+from proof.task_runs import finished, run_all
 from published import AblationTable, all_tables
 from published.compare import (
     Lines,
@@ -41,7 +41,7 @@ from published.compare import (
     write_tables,
 )
 from published.page import image, page
-from shell import parse_form, print_lines, result_line
+from shell import names_of, parse_form, print_lines, read_lines, result_line, seeds_of
 from worlds import World
 
 from vlmill.runtime.console.command import Parser, run_command
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
     form, path = forms()[args.full], args.results or args.output / "results.jsonl"
     tables = tables_named(form.tables, args.tables)
     jobs = jobs_of_form(form, tables, tuple(seeds_of(args.seeds)), args.output)
-    known = results(path)
+    known = read_lines(path)
     missing = [job for job in jobs if finished(job, known) is None]
     if args.list:
         for one in jobs:
@@ -131,7 +131,7 @@ def write_page(lines: Lines) -> None:
 def lines_of_form(form: Form, path: Path) -> Lines:
     """The lines of runs as this form has them, by the runs' labels: others are of other code."""
     jobs = jobs_of_form(form, form.tables, SEEDS, path.parent)
-    return lines_by_label(jobs, results(path))
+    return lines_by_label(jobs, read_lines(path))
 
 
 def printed(table: AblationTable, lines: Lines) -> list[dict[str, object]]:

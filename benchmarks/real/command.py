@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shell import result_line
+from shell import add_line, read_lines, result_line
 
 from real.alignment import Alignment
 from real.baseline import measure_baseline
@@ -27,10 +27,8 @@ from real.runs import (
     Line,
     Part,
     Run,
-    add_line,
     find_line,
     make_key,
-    read_lines,
     run_all,
     with_seed,
 )
