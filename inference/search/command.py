@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from vlmill.runtime.console.command import add_count, add_lock_seconds, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
@@ -11,6 +12,9 @@ from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
+
+if TYPE_CHECKING:
+    from vlmill.inference.search.embedding_inputs import EmbedOptions
 
 EMBED_HELP = """\
 Write the vectors of a checkpoint as a table, `vectors`.
@@ -109,16 +113,23 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_score(args: argparse.Namespace) -> int:
     """Runs ``train-vl score``; returns the exit status."""
+    options = _make_options(args)
+    from vlmill.inference.search.pair_scores import score_pairs
+
+    return score_pairs(options)
+
+
+def _make_options(args: argparse.Namespace) -> "EmbedOptions":
+    """Returns the options of ``embed`` and ``score``. Raises InputError for missing inputs."""
     find_checkpoint(args.checkpoint)
     # pyarrow and torch load slowly: import them only after the arguments are checked.
     from vlmill.runtime.files.reading import require_tables
 
     require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
     from vlmill.inference.search.embedding_inputs import EmbedOptions
-    from vlmill.inference.search.pair_scores import score_pairs
 
     names = {field.name for field in fields(EmbedOptions)}
-    return score_pairs(EmbedOptions(**{n: v for n, v in vars(args).items() if n in names}))
+    return EmbedOptions(**{n: v for n, v in vars(args).items() if n in names})
 
 
 def _add_shared_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,16 +155,9 @@ def _add_shared_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_embed(args: argparse.Namespace) -> int:
     """Runs ``train-vl embed``; returns the exit status."""
-    find_checkpoint(args.checkpoint)
-    # pyarrow and torch load slowly: import them only after the arguments are checked.
-    from vlmill.runtime.files.reading import require_tables
-
-    require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
+    options = _make_options(args)
     from vlmill.inference.search.embedding import embed, estimate
-    from vlmill.inference.search.embedding_inputs import EmbedOptions
 
-    names = {field.name for field in fields(EmbedOptions)}
-    options = EmbedOptions(**{n: v for n, v in vars(args).items() if n in names})
     if args.dry_run:
         return print_estimate(estimate(options), options.output)
     return embed(options, force=args.force)

@@ -11,22 +11,8 @@ from vlmill.pipelines.web.texts.words import split_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherText:
-    """Holds a further text of a pair's image, on the same or on another page."""
+    """Holds a text of an image: of a pair, or a further one on the same or on another page."""
 
-    text: str
-    text_source: TextSource
-    score: float
-    language: str
-    page_url: str
-    license: str | None = None
-    features: dict[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Holds an image with one of its texts."""
-
-    image: ArchivedImage
     text: str
     text_source: TextSource
     score: float
@@ -34,19 +20,18 @@ class Pair:
     page_url: str
     license: str | None = None
     features: dict[str, float] | None = None  # of its score, if candidates are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair(OtherText):
+    """Holds an image with one of its texts."""
+
+    image: ArchivedImage
     others: tuple[OtherText, ...] = ()  # the best first
 
     def as_other(self) -> OtherText:
         """Returns the pair's text as a further text of its image."""
-        return OtherText(
-            text=self.text,
-            text_source=self.text_source,
-            score=self.score,
-            language=self.language,
-            page_url=self.page_url,
-            license=self.license,
-            features=self.features,
-        )
+        return OtherText(**{name: getattr(self, name) for name in OtherText.__slots__})
 
 
 def with_others(pair: Pair, others: Iterable[OtherText], most: int) -> Pair:
