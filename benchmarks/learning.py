@@ -37,7 +37,7 @@ from proof.runs import Figures, Job, run_all
 from proof.side_by_side import add_jobs, failed
 from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
-from shell import add_output, names_of, parse_form, print_lines, seeds_of
+from shell import add_output, names_of, parse_form, print_lines, require_known, seeds_of
 
 from vlmill.runtime.console.command import Parser, add_count, run_command
 from vlmill.runtime.files.atomic import write_text
@@ -95,9 +95,7 @@ def arms_of(
     variants: Sequence[str], names: Sequence[str] | None, *, ablations: bool
 ) -> tuple[Arm, ...]:
     """Returns the arms that are asked for. Raises InputError for unknown ones."""
-    known = [*MARGINS, *BARS]
-    if unknown := [name for name in variants if name not in known]:
-        raise InputError(f"--variants {unknown[0]}: there are {', '.join(known)}")
+    require_known("--variants", variants, [*MARGINS, *BARS])
     if not ablations:
         if names is not None:
             raise InputError(f"--arms {','.join(names)}: only with --ablations")
@@ -105,9 +103,7 @@ def arms_of(
     arms = tuple(arm for arm in ablation_arms() if arm.recipe in variants)
     if names is None:
         return arms
-    if unknown := [name for name in names if name not in {arm.name for arm in arms}]:
-        there = ", ".join(dict.fromkeys(arm.name for arm in arms))
-        raise InputError(f"--arms {unknown[0]}: there are {there}")
+    require_known("--arms", names, dict.fromkeys(arm.name for arm in arms))
     return tuple(arm for arm in arms if arm.name in names)
 
 

@@ -44,12 +44,13 @@ from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
 from proof.task_runs import TaskJob, finished, run_all
 from proof.text_arms import text_arms
-from shell import names_of, parse_form, print_lines, read_lines, seeds_of
+from shell import names_of, parse_form, print_lines, read_lines, require_known, seeds_of
 from worlds import World
 
 from vlmill.runtime.console.command import Parser, run_command
-from vlmill.schemas.errors import InputError
 
+EASY = World(num_things=(2,), num_colours=3, num_shapes=3)
+USUAL = World(num_things=(2, 3), num_colours=5, num_shapes=4)
 COMMITTED = Path(__file__).parent / "results" / "learning_tasks.jsonl"
 
 
@@ -66,13 +67,11 @@ class Form:
 
 def forms() -> dict[bool, Form]:
     """The short form and the full one."""
-    easy = World(num_things=(2,), num_colours=3, num_shapes=3)
-    world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
     return {
         False: Form(
-            world=easy, pairs=400, held_out=100, arms=short_arms(), more=short_class_arms()
+            world=EASY, pairs=400, held_out=100, arms=short_arms(), more=short_class_arms()
         ),
-        True: Form(world=world, pairs=3_000, held_out=300, arms=full_arms()),
+        True: Form(world=USUAL, pairs=3_000, held_out=300, arms=full_arms()),
     }
 
 
@@ -129,9 +128,7 @@ def jobs_of(
 
     Raises InputError for unknown arms.
     """
-    labels = [arm.label for arm in (*form.arms, *form.more)]
-    if unknown := [name for name in names or () if name not in labels]:
-        raise InputError(f"--arms {unknown[0]}: there are {', '.join(labels)}")
+    require_known("--arms", names, [arm.label for arm in (*form.arms, *form.more)])
     arms = [arm for arm in (*form.arms, *form.more) if arm.label in (names or ())]
     arms = list(form.arms) if names is None else arms
     tables = tables_of(form, output).of(Arm(recipe=""))

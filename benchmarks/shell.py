@@ -54,6 +54,12 @@ def seeds_of(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def require_known(flag: str, names: Iterable[str] | None, known: Collection[str]) -> None:
+    """Raises InputError for a name that is none of the ``known`` ones."""
+    if unknown := [name for name in names or () if name not in known]:
+        raise InputError(f"{flag} {unknown[0]}: there are {', '.join(known)}")
+
+
 def parse_form(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
