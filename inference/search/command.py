@@ -2,10 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from vlmill.runtime.console.command import add_count, add_lock_seconds, path_or_url
+from vlmill.runtime.console.command import add_count, add_lock_seconds, make_options, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.weights.names import path_or_name
@@ -128,8 +127,7 @@ def _make_options(args: argparse.Namespace) -> "EmbedOptions":
     require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
     from vlmill.inference.search.embedding_inputs import EmbedOptions
 
-    names = {field.name for field in fields(EmbedOptions)}
-    return EmbedOptions(**{n: v for n, v in vars(args).items() if n in names})
+    return make_options(EmbedOptions, args)
 
 
 def _add_shared_arguments(parser: argparse.ArgumentParser) -> None:
@@ -358,6 +356,4 @@ def run_search(args: argparse.Namespace) -> int:
     from vlmill.inference.search.answering import search
     from vlmill.inference.search.indexing import SearchOptions
 
-    names = {field.name for field in fields(SearchOptions)}
-    values = {n: v for n, v in vars(args).items() if n in names}
-    return search(SearchOptions(**{**values, "where": parse_where(args.where)}))
+    return search(make_options(SearchOptions, args, where=parse_where(args.where)))

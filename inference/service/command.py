@@ -4,7 +4,7 @@ import argparse
 import functools
 from typing import TYPE_CHECKING
 
-from vlmill.runtime.console.command import add_count, path_or_url
+from vlmill.runtime.console.command import add_count, make_options, path_or_url
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.service.settings import (
     add_name_arguments,
@@ -158,15 +158,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
     plans = []
     if args.checkpoint is not None:
-        options = ModelOptions(
-            checkpoint=args.checkpoint,
-            detector=args.detector,
-            index=args.index,
-            reranker=args.reranker,
-            regions=args.regions,
-            images=args.images,
-            batch_size=args.batch_size,
-        )
+        options = make_options(ModelOptions, args)
         plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
     return run_service(shell, application, plans, "train-vl serve", check=check)
 

@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vlmill.pipelines.web.choice.joined_page import TextSource
 from vlmill.pipelines.web.pages.images import ArchivedImage
@@ -21,6 +22,10 @@ class OtherText:
     license: str | None = None
     features: dict[str, float] | None = None  # of its score, if candidates are kept
 
+    def fields(self) -> dict[str, Any]:
+        """Returns the text's own fields, without those of a pair."""
+        return {name: getattr(self, name) for name in OtherText.__slots__}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair(OtherText):
@@ -31,7 +36,7 @@ class Pair(OtherText):
 
     def as_other(self) -> OtherText:
         """Returns the pair's text as a further text of its image."""
-        return OtherText(**{name: getattr(self, name) for name in OtherText.__slots__})
+        return OtherText(**self.fields())
 
 
 def with_others(pair: Pair, others: Iterable[OtherText], most: int) -> Pair:
