@@ -293,11 +293,11 @@ def resnet_stage(
 ) -> nn.Sequential:
     """Returns the blocks of one resolution, built with ``options``; only the first one strides."""
     first = block(in_channels, mid_channels, out_channels, norm, stride=stride, **options)
-    others = (
+    following = (
         block(out_channels, mid_channels, out_channels, norm, stride=1, **options)
         for _ in range(num_blocks - 1)
     )
-    return nn.Sequential(first, *others)
+    return nn.Sequential(first, *following)
 
 
 def fold_norms(model: nn.Module) -> None:
