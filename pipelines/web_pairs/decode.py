@@ -135,7 +135,7 @@ def choose_scored(pair: Pair, body: bytes | None, scorer: "Scorer") -> Pair | Dr
     best = max(scored, key=lambda text: (text.score, text.text))
     if best.score < scorer.threshold:
         return Drop(Reason.LOW_SCORE, f"{best.score:.3f} {best.text_source}: {best.text}")
-    chosen = replace(pair, **best.fields())
+    chosen = replace(pair, **best.as_fields())
     return with_others(chosen, (text for text in scored if text is not best), len(pair.others))
 
 

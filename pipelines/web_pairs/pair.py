@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from vlmill.pipelines.web.choice.joined_page import TextSource
@@ -22,9 +22,9 @@ class OtherText:
     license: str | None = None
     features: dict[str, float] | None = None  # of its score, if candidates are kept
 
-    def fields(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, Any]:
         """Returns the text's own fields, without those of a pair."""
-        return {name: getattr(self, name) for name in OtherText.__slots__}
+        return {field.name: getattr(self, field.name) for field in fields(OtherText)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Pair(OtherText):
 
     def as_other(self) -> OtherText:
         """Returns the pair's text as a further text of its image."""
-        return OtherText(**self.fields())
+        return OtherText(**self.as_fields())
 
 
 def with_others(pair: Pair, others: Iterable[OtherText], most: int) -> Pair:
