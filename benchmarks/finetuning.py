@@ -28,8 +28,8 @@ from pathlib import Path
 
 import torch
 from peers.choices import vcr_work, write_choices
-from peers.official_models import Step, add_official
-from peers.official_tasks import CHOICE_PEERS, TASK_PEERS, step_of
+from peers.official_models import Step, add_official, step_of
+from peers.official_tasks import CHOICE_PEERS, TASK_PEERS
 from peers.own_process import Apart, Timing, measure, timed
 from peers.questions import PreparedStep, prepared_step, write_questions
 from shell import add_choices, add_counts, new_parser, parse_form, result_line

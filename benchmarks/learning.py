@@ -37,9 +37,9 @@ from proof.runs import Figures, Job, run_all
 from proof.side_by_side import add_jobs, failed
 from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
-from shell import add_output, parse_form, print_lines
+from shell import add_output, names_of, parse_form, print_lines, require_known, seeds_of
 
-from vlmill.runtime.console.command import Parser, int_at_least, run_command
+from vlmill.runtime.console.command import Parser, add_count, run_command
 from vlmill.runtime.files.atomic import write_text
 from vlmill.schemas.errors import InputError
 
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     """Writes the world, trains what is not trained, and prints the figures."""
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     arms = arms_of(args.variants, args.arms, ablations=args.ablations)
-    seeds = tuple(_numbers("--seeds", args.seeds or ("0,1,2" if args.ablations else "0")))
+    seeds = tuple(seeds_of(args.seeds or ("0,1,2" if args.ablations else "0")))
     tables = WorldTables(folder=args.output, pairs=args.pairs, held_out=args.held_out)
     oracles = tables.oracles()
     tables.write(arms, {"oracles": oracles})
@@ -95,9 +95,7 @@ def arms_of(
     variants: Sequence[str], names: Sequence[str] | None, *, ablations: bool
 ) -> tuple[Arm, ...]:
     """Returns the arms that are asked for. Raises InputError for unknown ones."""
-    known = [*MARGINS, *BARS]
-    if unknown := [name for name in variants if name not in known]:
-        raise InputError(f"--variants {unknown[0]}: there are {', '.join(known)}")
+    require_known("--variants", variants, [*MARGINS, *BARS])
     if not ablations:
         if names is not None:
             raise InputError(f"--arms {','.join(names)}: only with --ablations")
@@ -105,24 +103,8 @@ def arms_of(
     arms = tuple(arm for arm in ablation_arms() if arm.recipe in variants)
     if names is None:
         return arms
-    if unknown := [name for name in names if name not in {arm.name for arm in arms}]:
-        there = ", ".join(dict.fromkeys(arm.name for arm in arms))
-        raise InputError(f"--arms {unknown[0]}: there are {there}")
+    require_known("--arms", names, dict.fromkeys(arm.name for arm in arms))
     return tuple(arm for arm in arms if arm.name in names)
-
-
-def _numbers(flag: str, text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [-1]
-    if min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise InputError(f"{flag} {text}: expected different numbers from 0 up, as in 0,1,2")
-    return numbers
-
-
-def _names(text: str) -> list[str]:
-    return text.split(",")
 
 
 def parser() -> Parser:
@@ -132,21 +114,19 @@ def parser() -> Parser:
     p.add_argument(
         "--ablations", action="store_true", help="run the grid of ablations (hours with --full)"
     )
-    p.add_argument("--variants", type=_names, metavar="A,B", help="recipes to run")
+    p.add_argument("--variants", type=names_of, metavar="A,B", help="recipes to run")
     p.add_argument(
         "--arms",
-        type=_names,
+        type=names_of,
         metavar="A,B",
         help="configurations of --ablations to run (default: all)",
     )
     p.add_argument(
         "--seeds", metavar="N,M", help="seeds of training (default: 0; with --ablations: 0,1,2)"
     )
-    p.add_argument(
-        "--steps", type=int_at_least(1), metavar="N", help="training steps of each recipe"
-    )
-    p.add_argument("--pairs", type=int_at_least(2), metavar="N", help="pairs to train on")
-    p.add_argument("--held-out", type=int_at_least(2), metavar="N", help="pairs to rank")
+    add_count(p, "--steps", "training steps of each recipe")
+    add_count(p, "--pairs", "pairs to train on", least=2)
+    add_count(p, "--held-out", "pairs to rank", least=2)
     add_jobs(p)
     return p
 

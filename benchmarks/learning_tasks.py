@@ -42,14 +42,15 @@ from proof.side_by_side import add_jobs, failed
 from proof.summary import lines_of
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
-from proof.task_runs import TaskJob, finished, results, run_all
+from proof.task_runs import TaskJob, finished, run_all
 from proof.text_arms import text_arms
-from shell import parse_form, print_lines
+from shell import names_of, parse_form, print_lines, read_lines, require_known, seeds_of
 from worlds import World
 
 from vlmill.runtime.console.command import Parser, run_command
-from vlmill.schemas.errors import InputError
 
+EASY = World(num_things=(2,), num_colours=3, num_shapes=3)
+USUAL = World(num_things=(2, 3), num_colours=5, num_shapes=4)
 COMMITTED = Path(__file__).parent / "results" / "learning_tasks.jsonl"
 
 
@@ -66,13 +67,11 @@ class Form:
 
 def forms() -> dict[bool, Form]:
     """The short form and the full one."""
-    easy = World(num_things=(2,), num_colours=3, num_shapes=3)
-    world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
     return {
         False: Form(
-            world=easy, pairs=400, held_out=100, arms=short_arms(), more=short_class_arms()
+            world=EASY, pairs=400, held_out=100, arms=short_arms(), more=short_class_arms()
         ),
-        True: Form(world=world, pairs=3_000, held_out=300, arms=full_arms()),
+        True: Form(world=USUAL, pairs=3_000, held_out=300, arms=full_arms()),
     }
 
 
@@ -91,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
     form, path = forms()[args.full], args.results or args.output / "results.jsonl"
     seeds = None if args.seeds is None else seeds_of(args.seeds)
     jobs = jobs_of(form, args.arms, seeds, args.output)
-    known = results(path)
+    known = read_lines(path)
     missing = [job for job in jobs if finished(job, known) is None]
     if args.list:
         for job in jobs:
@@ -111,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
             continue
         lines[job.name] = line
         print(f"{job.name}: done", file=sys.stderr)
-    known = results(path)  # every arm's: a figure stands beside another arm's
+    known = read_lines(path)  # every arm's: a figure stands beside another arm's
     for job in jobs:
         print_lines(lines_of(lines[job.name], known) if job.name in lines else ())
     return int(len(lines) < len(jobs))
@@ -129,9 +128,7 @@ def jobs_of(
 
     Raises InputError for unknown arms.
     """
-    labels = [arm.label for arm in (*form.arms, *form.more)]
-    if unknown := [name for name in names or () if name not in labels]:
-        raise InputError(f"--arms {unknown[0]}: there are {', '.join(labels)}")
+    require_known("--arms", names, [arm.label for arm in (*form.arms, *form.more)])
     arms = [arm for arm in (*form.arms, *form.more) if arm.label in (names or ())]
     arms = list(form.arms) if names is None else arms
     tables = tables_of(form, output).of(Arm(recipe=""))
@@ -150,19 +147,6 @@ def jobs_of(
         for seed in (arm.seeds if seeds is None else seeds)
     ]
     return sorted(jobs, key=lambda job: job.seed)
-
-
-def names_of(text: str) -> list[str]:
-    """Names between commas."""
-    return text.split(",")
-
-
-def seeds_of(text: str) -> list[int]:
-    """Seeds between commas. Raises InputError for others than different ones from 0 up."""
-    parts = text.split(",")
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise InputError(f"--seeds {text}: expected different numbers from 0 up, as in 0,1,2")
-    return [int(part) for part in parts]
 
 
 def add_places(p: Parser) -> None:

@@ -26,11 +26,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 from real.photographs import ALL, FIRST, SMALL
+from shell import add_output, names_of
 
-from vlmill.runtime.console.command import Parser, int_at_least, run_command
+from vlmill.runtime.console.command import Parser, add_count, run_command
 
 COMMITTED = Path(__file__).parent / "results" / "real_pairs.jsonl"
-OUTPUT = Path("build/real-pairs")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,11 +40,6 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(parser().parse_args(arguments))
 
 
-def names_of(text: str) -> list[str]:
-    """Returns names between commas."""
-    return text.split(",")
-
-
 def parser() -> Parser:
     """Returns the parser."""
     p = Parser(prog="python benchmarks/real_pairs.py", description=__doc__)
@@ -52,13 +47,7 @@ def parser() -> Parser:
     p.add_argument(
         "--test", type=Path, metavar="DIR", help="another folder of photographs to test on"
     )
-    p.add_argument(
-        "--output",
-        type=Path,
-        default=OUTPUT,
-        metavar="DIR",
-        help="folder of tables and runs, to write or continue (default: %(default)s)",
-    )
+    add_output(p, "build/real-pairs")
     p.add_argument(
         "--results",
         type=Path,
@@ -75,13 +64,7 @@ def parser() -> Parser:
         metavar="A,B",
         help=f"of {SMALL}, {FIRST} and {ALL} (default: {SMALL},{FIRST})",
     )
-    p.add_argument(
-        "--jobs",
-        type=int_at_least(1),
-        default=1,
-        metavar="N",
-        help="processes that extract regions (default: %(default)s)",
-    )
+    add_count(p, "--jobs", "processes that extract regions", default=1)
     p.add_argument("--list", action="store_true", help="print which runs are missing and exit")
     return p
 

@@ -26,10 +26,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from learning_tasks import add_places, names_of, seeds_of
+from learning_tasks import EASY, USUAL, add_places
 from proof.side_by_side import failed
 from proof.tables import WorldTables
-from proof.task_runs import finished, results, run_all
+from proof.task_runs import finished, run_all
 from published import AblationTable, all_tables
 from published.compare import (
     Lines,
@@ -41,12 +41,19 @@ from published.compare import (
     write_tables,
 )
 from published.page import image, page
-from shell import parse_form, print_lines, result_line
+from shell import (
+    names_of,
+    parse_form,
+    print_lines,
+    read_lines,
+    require_known,
+    result_line,
+    seeds_of,
+)
 from worlds import World
 
 from vlmill.runtime.console.command import Parser, run_command
 from vlmill.runtime.files.atomic import write_text
-from vlmill.schemas.errors import InputError
 
 FOLDER = Path(__file__).parent
 COMMITTED = FOLDER / "results" / "reproduction.jsonl"
@@ -68,12 +75,10 @@ class Form:
 
 def forms() -> dict[bool, Form]:
     """The short form and the full one."""
-    easy = World(num_things=(2,), num_colours=3, num_shapes=3)
-    world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
     some = tuple(table for table in all_tables() if table.key == "imagebert-mrfr")
     return {
-        False: Form(world=easy, pairs=400, held_out=60, tables=some, steps=40),
-        True: Form(world=world, pairs=3_000, held_out=300, tables=all_tables()),
+        False: Form(world=EASY, pairs=400, held_out=60, tables=some, steps=40),
+        True: Form(world=USUAL, pairs=3_000, held_out=300, tables=all_tables()),
     }
 
 
@@ -91,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
     form, path = forms()[args.full], args.results or args.output / "results.jsonl"
     tables = tables_named(form.tables, args.tables)
     jobs = jobs_of_form(form, tables, tuple(seeds_of(args.seeds)), args.output)
-    known = results(path)
+    known = read_lines(path)
     missing = [job for job in jobs if finished(job, known) is None]
     if args.list:
         for one in jobs:
@@ -131,7 +136,7 @@ def write_page(lines: Lines) -> None:
 def lines_of_form(form: Form, path: Path) -> Lines:
     """The lines of runs as this form has them, by the runs' labels: others are of other code."""
     jobs = jobs_of_form(form, form.tables, SEEDS, path.parent)
-    return lines_by_label(jobs, results(path))
+    return lines_by_label(jobs, read_lines(path))
 
 
 def printed(table: AblationTable, lines: Lines) -> list[dict[str, object]]:
@@ -158,9 +163,7 @@ def tables_named(
     tables: Sequence[AblationTable], names: Sequence[str] | None
 ) -> tuple[AblationTable, ...]:
     """The tables of these keys, or all. Raises InputError for unknown ones."""
-    known = [table.key for table in tables]
-    if unknown := [name for name in names or () if name not in known]:
-        raise InputError(f"--tables {unknown[0]}: there are {', '.join(known)}")
+    require_known("--tables", names, [table.key for table in tables])
     return tuple(table for table in tables if names is None or table.key in names)
 
 

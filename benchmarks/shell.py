@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vlmill.schemas.errors import InputError
+
 Result = TypeVar("Result")
 KEYS = ("name", "value", "unit", "peer", "ratio", "limit", "fraction_of_limit")
 
@@ -37,6 +39,25 @@ def add_output(parser: argparse.ArgumentParser, default: str) -> None:
     """Adds ``--output``, the folder of what a script makes and continues."""
     about = f"folder to write or continue (default: {default})"
     parser.add_argument("--output", type=Path, default=Path(default), metavar="DIR", help=about)
+
+
+def names_of(text: str) -> list[str]:
+    """Returns names between commas."""
+    return text.split(",")
+
+
+def seeds_of(text: str) -> list[int]:
+    """Returns seeds between commas. Raises InputError for others than different ones from 0 up."""
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise InputError(f"--seeds {text}: expected different numbers from 0 up, as in 0,1,2")
+    return [int(part) for part in parts]
+
+
+def require_known(flag: str, names: Iterable[str] | None, known: Collection[str]) -> None:
+    """Raises InputError for a name that is none of the ``known`` ones."""
+    if unknown := [name for name in names or () if name not in known]:
+        raise InputError(f"{flag} {unknown[0]}: there are {', '.join(known)}")
 
 
 def parse_form(
@@ -110,3 +131,17 @@ def print_lines(lines: Iterable[Mapping[str, Any]]) -> None:
     """Prints lines of JSON, each as soon as it is there."""
     for line in lines:
         print(json.dumps(line), flush=True)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a file of results; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def add_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Appends a line to a file of results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")

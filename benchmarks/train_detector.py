@@ -21,7 +21,7 @@ from peers.detectron2_step import Work, makers
 from peers.own_process import Apart, Timing, measure
 from shell import add_counts, parse_form, print_lines, result_line
 
-from vlmill.runtime.console.command import Parser, run_command
+from vlmill.runtime.console.command import Parser, make_options, run_command
 from vlmill.schemas.errors import InputError
 
 SHORT = {"depth": 50, "images": 1, "height": 240, "width": 320, "regions": 64, "rounds": 1}
@@ -63,14 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     if min(args.images, args.regions, args.rounds) < 1 or min(args.height, args.width) < 32:
         raise InputError("expected --images, --regions, --rounds from 1, --height, --width from 32")
-    work = Work(
-        depth=args.depth,
-        images=args.images,
-        height=args.height,
-        width=args.width,
-        regions=args.regions,
-        narrow=args.narrow,
-    )
+    work = make_options(Work, args)
     sides = makers(work)
     if "detectron2" not in sides:
         print(

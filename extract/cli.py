@@ -24,8 +24,8 @@ from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.extract.weights import resolve_weights
 from vlmill.runtime.console.command import (
     Parser,
+    add_count,
     add_lock_seconds,
-    int_at_least,
     path_or_url,
     print_reading_hint,
     print_status,
@@ -196,13 +196,13 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "metadata files, named like the images; or a table of boxes, choices, "
         "expressions or regions",
     )
-    run.add_argument(
+    add_count(
+        run,
         "--workers",
-        type=int_at_least(0),
+        "number of processes that read, decode and resize; the rows stay the same (default: "
+        "%(default)s: the main process does it)",
+        least=0,
         default=0,
-        metavar="N",
-        help="number of processes that read, decode and resize; the rows stay the same "
-        "(default: %(default)s: the main process does it)",
     )
     add_engine(run)
     add_names(run)
@@ -254,33 +254,15 @@ def add_show(show: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve a page with all rows, for the browser (docs/serving.md)",
     )
-    show.add_argument(
-        "--port",
-        type=int_at_least(0),
-        default=0,
-        metavar="N",
-        help="port for --serve (default: any free port)",
-    )
+    add_count(show, "--port", "port for --serve (default: any free port)", least=0, default=0)
     show.add_argument(
         "--classes", metavar="FILE", help="file with the names of all classes, one per line"
     )
     show.add_argument(
         "--attributes", metavar="FILE", help="file with the names of all attributes, one per line"
     )
-    show.add_argument(
-        "--boxes",
-        type=int_at_least(0),
-        default=12,
-        metavar="N",
-        help="largest number of boxes per image (default: %(default)s)",
-    )
-    show.add_argument(
-        "--max-images",
-        type=int_at_least(0),
-        default=50,
-        metavar="N",
-        help="largest number of images to draw (default: %(default)s)",
-    )
+    add_count(show, "--boxes", "largest number of boxes per image", least=0, default=12)
+    add_count(show, "--max-images", "largest number of images to draw", least=0, default=50)
 
 
 def command_run(arguments: argparse.Namespace) -> int:

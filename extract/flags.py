@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmill.extract import config
 from vlmill.extract.config import NETWORKS
 from vlmill.models.detector.config import ARCHITECTURES
-from vlmill.runtime.console.command import int_at_least
+from vlmill.runtime.console.command import add_count
 
 BACKENDS = ("vlmill", "detectron2")
 
@@ -69,12 +69,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "(C4 or FPN, with _BASE_), airsplay, MILVLG, Hugging Face's port, VinVL, "
         "vqa-maskrcnn-benchmark or grid-feats-vqa (docs/detectors.md)",
     )
-    net.add_argument(
-        "--seed",
-        type=int_at_least(0),
-        default=0,
-        help="seed of random weights (default: %(default)s)",
-    )
+    add_count(net, "--seed", "seed of random weights", least=0, default=0)
     net.add_argument(
         "--device",
         default="cpu",
@@ -89,11 +84,10 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "with slightly different numbers and regions (docs/regions.md), for CUDA; "
         "slow on CPUs without bfloat16 units (default: %(default)s)",
     )
-    net.add_argument(
+    add_count(
+        net,
         "--batch-size",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of images of the same input shape in a forward pass; rows equal "
+        "number of images of the same input shape in a forward pass; rows equal "
         f"the rows of single images within 1e-5 (default: {config.CUDA_BATCH_SIZE} on cuda, "
         "else 1, since a CPU gains nothing); memory: 8 N decoded images of up to 7 MB",
     )
@@ -132,43 +126,39 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
     choice.add_argument(
         "--threshold", type=float, metavar="P", help="score threshold; overrides --selection"
     )
-    choice.add_argument(
-        "--min-boxes",
-        type=int_at_least(0),
-        metavar="N",
-        help="smallest number of boxes per image; overrides --selection",
+    add_count(
+        choice, "--min-boxes", "smallest number of boxes per image; overrides --selection", least=0
     )
-    choice.add_argument(
-        "--max-boxes",
-        type=int_at_least(0),
-        metavar="N",
-        help="largest number of boxes per image; overrides --selection",
+    add_count(
+        choice, "--max-boxes", "largest number of boxes per image; overrides --selection", least=0
     )
 
 
 def add_sizes(size: argparse._ArgumentGroup, limits: config.InputLimits) -> None:
     """Adds the flags for resizing images and for size limits."""
-    size.add_argument(
+    add_count(
+        size,
         "--short-side",
-        type=int_at_least(0),
+        "short side of the resized image in pixels (default: the detector's own, 600 or 800)",
+        least=0,
         default=limits.short_side,
         metavar="PX",
-        help="short side of the resized image in pixels (default: the detector's own, 600 or 800)",
     )
-    size.add_argument(
+    add_count(
+        size,
         "--long-side",
-        type=int_at_least(0),
+        "largest long side of the resized image in pixels (default: the detector's own, 1000 or "
+        "1333)",
+        least=0,
         default=limits.long_side,
         metavar="PX",
-        help="largest long side of the resized image in pixels (default: the detector's "
-        "own, 1000 or 1333)",
     )
-    size.add_argument(
+    add_count(
+        size,
         "--max-pixels",
-        type=int_at_least(0),
+        "reject images with more than N pixels",
+        least=0,
         default=limits.max_pixels,
-        metavar="N",
-        help="reject images with more than N pixels (default: %(default)s)",
     )
 
 
@@ -194,13 +184,12 @@ def add_storage(out: argparse._ArgumentGroup, storage: config.Storage) -> None:
         default=storage.compression,
         help="compression of the shards (default: %(default)s)",
     )
-    out.add_argument(
+    add_count(
+        out,
         "--images-per-shard",
-        type=int_at_least(0),
+        "number of images per shard; a killed run loses at most one unfinished shard",
+        least=0,
         default=storage.images_per_shard,
-        metavar="N",
-        help="number of images per shard; a killed run loses at most one unfinished shard "
-        "(default: %(default)s)",
     )
     out.add_argument(
         "--global-feature",

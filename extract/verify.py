@@ -18,7 +18,7 @@ from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.readers.regions import PER_BOX, RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plain_json import read_object
 from vlmill.schemas.tables import REGIONS
 
 RECORDS = ("checkpoint.json", DETECTOR, "index.json")  # with digests of the other files
@@ -57,10 +57,7 @@ def compare_with_record(folder: Path) -> list[str]:
         if not path.is_file():
             continue
         try:
-            record = read_json(path)
-            if not isinstance(record, dict):
-                raise ValueError("no JSON object")
-            files = parse_record(record.get(FILE_RECORD))
+            files = parse_record(read_object(path).get(FILE_RECORD))
         except ValueError as error:
             problems.append(f"{path} is damaged ({error})")
             continue

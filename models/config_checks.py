@@ -65,6 +65,23 @@ def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
             raise ValueError(f"{field.name}={size}: expected at most {MAX_SIZE}")
 
 
+class HeadConfig:
+    """Checks the sizes and the dropout of a task's head, for configurations to derive from."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
+def check_text_length(config: Any) -> None:
+    """Raises ValueError for texts that are longer than the table of positions."""
+    if config.max_text_tokens > config.num_positions:
+        raise ValueError(
+            f"max_text_tokens={config.max_text_tokens}, the position table has "
+            f"num_positions={config.num_positions} rows"
+        )
+
+
 def check_shares(config: Any, *names: str) -> None:
     """Checks that the named fields are dropout rates: at least 0 and below 1."""
     for name in names:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -95,6 +95,15 @@ class Variant:
     def with_sizes(self, config: Any, **sizes: int) -> Any:
         """Returns ``config`` with other sizes of the part that reads words and regions."""
         return self.with_body(config, replace(self.get_body(config), **sizes))
+
+
+# A task's model: a trunk with other heads.
+task_variant = partial(Variant, pretrains=False, body="trunk")
+# The heads of a classifier of one image or several, with a text or without.
+LABEL_HEADS = {
+    **{"nlvr2": "pooled", "vqa": "labels"},
+    **{"classification": "labels", "entailment": "labels"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)

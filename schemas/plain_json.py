@@ -61,3 +61,11 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
     if (size := path.stat().st_size) > max_bytes:
         raise ValueError(f"it has {size} bytes, expected at most {max_bytes}")
     return parse_json(path.read_text(encoding="utf-8"))
+
+
+def read_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Returns the object in a JSON file. Raises ValueError as `read_json`, and for other values."""
+    content = read_json(path, max_bytes=max_bytes)
+    if not isinstance(content, dict):
+        raise ValueError("no JSON object")
+    return content

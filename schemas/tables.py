@@ -41,336 +41,274 @@ def _field(name: str, kind: pa.DataType, *, required: bool = False) -> pa.Field:
     return pa.field(name, kind, nullable=not required)
 
 
+def _table(
+    name: str, version: str, *fields: pa.Field, later: frozenset[str] = frozenset()
+) -> Table:
+    return Table(name=name, version=version, schema=pa.schema(list(fields)), later=later)
+
+
 _STRING, _INT32, _FLOAT32, _BYTES = pa.string(), pa.int32(), pa.float32(), pa.large_binary()
 
-IMAGES = Table(
-    name="images",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("image_id", _STRING, required=True),
-            _field("bytes", _BYTES),
-            _field("uri", _STRING),
-            _field("width", _INT32),
-            _field("height", _INT32),
-            _field("format", _STRING),
-            _field("sha256", _STRING),
-            _field("source_url", _STRING),
-        ]
-    ),
+IMAGES = _table(
+    "images",
+    "1.0",
+    _field("image_id", _STRING, required=True),
+    _field("bytes", _BYTES),
+    _field("uri", _STRING),
+    _field("width", _INT32),
+    _field("height", _INT32),
+    _field("format", _STRING),
+    _field("sha256", _STRING),
+    _field("source_url", _STRING),
 )
 
-PAIRS = Table(
-    name="pairs",
-    version="1.5",
-    schema=pa.schema(
-        [
-            _field("pair_id", _STRING, required=True),
-            _field("image_id", _STRING),  # null: a text without an image (since 1.1)
-            _field("text", _STRING, required=True),
-            _field("language", _STRING),
-            _field("source", _STRING),
-            _field("split", _STRING),
-            _field("text_source", _STRING),
-            _field("score", pa.float64()),
-            _field("page_url", _STRING),
-            _field("image_url", _STRING),
-            _field("license", _STRING),  # as on the page: a URL, or words (since 1.2)
-            _field("fold", _INT32),  # of COCO's test images, 0..4 (these since 1.3)
-            _field("caption_no", _INT32),  # which of its image's captions, from 0
-            _field("doc", _INT32),  # which of its file's documents a text is of, from 0
-            _field("category", _STRING),  # of an item, from its shop (since 1.4)
-            # Of the image filters that were on, 0 to 1 (since 1.5)
-            _field("nsfw_score", pa.float64()),
-            _field("realism_score", pa.float64()),
-        ]
-    ),
+PAIRS = _table(
+    "pairs",
+    "1.5",
+    _field("pair_id", _STRING, required=True),
+    _field("image_id", _STRING),  # null: a text without an image (since 1.1)
+    _field("text", _STRING, required=True),
+    _field("language", _STRING),
+    _field("source", _STRING),
+    _field("split", _STRING),
+    _field("text_source", _STRING),
+    _field("score", pa.float64()),
+    _field("page_url", _STRING),
+    _field("image_url", _STRING),
+    _field("license", _STRING),  # as on the page: a URL, or words (since 1.2)
+    _field("fold", _INT32),  # of COCO's test images, 0..4 (these since 1.3)
+    _field("caption_no", _INT32),  # which of its image's captions, from 0
+    _field("doc", _INT32),  # which of its file's documents a text is of, from 0
+    _field("category", _STRING),  # of an item, from its shop (since 1.4)
+    # Of the image filters that were on, 0 to 1 (since 1.5)
+    _field("nsfw_score", pa.float64()),
+    _field("realism_score", pa.float64()),
     later=frozenset(
         {"license", "fold", "caption_no", "doc", "category", "nsfw_score", "realism_score"}
     ),
 )
 
-CANDIDATES = Table(
-    name="candidates",
-    version="1.1",
-    schema=pa.schema(
-        [
-            _field("pair_id", _STRING, required=True),
-            _field("image_id", _STRING, required=True),
-            _field("text", _STRING, required=True),
-            _field("rank", _INT32, required=True),  # among its image's texts; 0 is in ``pairs``
-            _field("language", _STRING),
-            _field("split", _STRING),
-            _field("text_source", _STRING),
-            _field("score", pa.float64()),
-            _field("page_url", _STRING),
-            _field("image_url", _STRING),
-            _field("license", _STRING),
-            _field("features", _STRING),  # JSON: names and values of the score's components
-            _field("nsfw_score", pa.float64()),  # of its image (since 1.1)
-            _field("realism_score", pa.float64()),
-        ]
-    ),
+CANDIDATES = _table(
+    "candidates",
+    "1.1",
+    _field("pair_id", _STRING, required=True),
+    _field("image_id", _STRING, required=True),
+    _field("text", _STRING, required=True),
+    _field("rank", _INT32, required=True),  # among its image's texts; 0 is in ``pairs``
+    _field("language", _STRING),
+    _field("split", _STRING),
+    _field("text_source", _STRING),
+    _field("score", pa.float64()),
+    _field("page_url", _STRING),
+    _field("image_url", _STRING),
+    _field("license", _STRING),
+    _field("features", _STRING),  # JSON: names and values of the score's components
+    _field("nsfw_score", pa.float64()),  # of its image (since 1.1)
+    _field("realism_score", pa.float64()),
     later=frozenset({"nsfw_score", "realism_score"}),
 )
 
-NEGATIVES = Table(
-    name="negatives",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("pair_id", _STRING, required=True),
-            _field("negative_pair_ids", pa.list_(_STRING), required=True),
-            _field("similarities", pa.list_(_FLOAT32), required=True),
-        ]
-    ),
+NEGATIVES = _table(
+    "negatives",
+    "1.0",
+    _field("pair_id", _STRING, required=True),
+    _field("negative_pair_ids", pa.list_(_STRING), required=True),
+    _field("similarities", pa.list_(_FLOAT32), required=True),
 )
 
 # Sorted by falling number of captions, then by code point: the row number is the word's number.
-VOCABULARY = Table(
-    name="vocabulary",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("word", _STRING, required=True),
-            _field("captions", pa.int64(), required=True),  # that have the word
-            _field("idf", pa.float64(), required=True),
-        ]
-    ),
+VOCABULARY = _table(
+    "vocabulary",
+    "1.0",
+    _field("word", _STRING, required=True),
+    _field("captions", pa.int64(), required=True),  # that have the word
+    _field("idf", pa.float64(), required=True),
 )
 
-REGIONS = Table(
-    name="regions",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("image_id", _STRING, required=True),
-            _field("width", _INT32, required=True),
-            _field("height", _INT32, required=True),
-            _field("num_boxes", _INT32, required=True),
-            _field("boxes", pa.list_(pa.list_(_FLOAT32, 4)), required=True),
-            _field("features", _BYTES),
-            _field("class_ids", pa.list_(pa.int16())),
-            _field("class_scores", pa.list_(_FLOAT32)),
-            _field("class_probs", _BYTES),
-            _field("class_prob_ids", _BYTES),  # uint16 class numbers of a top-k class_probs
-            _field("attribute_ids", pa.list_(pa.int16())),
-            _field("attribute_scores", pa.list_(_FLOAT32)),
-            _field("global_feature", _BYTES),
-        ]
-    ),
+REGIONS = _table(
+    "regions",
+    "1.0",
+    _field("image_id", _STRING, required=True),
+    _field("width", _INT32, required=True),
+    _field("height", _INT32, required=True),
+    _field("num_boxes", _INT32, required=True),
+    _field("boxes", pa.list_(pa.list_(_FLOAT32, 4)), required=True),
+    _field("features", _BYTES),
+    _field("class_ids", pa.list_(pa.int16())),
+    _field("class_scores", pa.list_(_FLOAT32)),
+    _field("class_probs", _BYTES),
+    _field("class_prob_ids", _BYTES),  # uint16 class numbers of a top-k class_probs
+    _field("attribute_ids", pa.list_(pa.int16())),
+    _field("attribute_scores", pa.list_(_FLOAT32)),
+    _field("global_feature", _BYTES),
 )
 
-NEIGHBOURS = Table(
-    name="neighbours",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("image_id", _STRING, required=True),
-            _field("neighbour_ids", pa.list_(_STRING), required=True),  # the nearest first
-            _field("distances", pa.list_(_FLOAT32)),  # null: not stated by the writer of the file
-        ]
-    ),
+NEIGHBOURS = _table(
+    "neighbours",
+    "1.0",
+    _field("image_id", _STRING, required=True),
+    _field("neighbour_ids", pa.list_(_STRING), required=True),  # the nearest first
+    _field("distances", pa.list_(_FLOAT32)),  # null: not stated by the writer of the file
 )
 
 # One vector of length 1 a row, of an image, a text or a pair by one checkpoint: inner products are
 # cosines. `kind` states the source: `image` (image_id), `text` or `pair` (pair_id).
-VECTORS = Table(
-    name="vectors",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("kind", _STRING, required=True),
-            _field("image_id", _STRING),
-            _field("pair_id", _STRING),
-            _field("text", _STRING),
-            _field("vector", _BYTES, required=True),  # float32
-        ]
-    ),
+VECTORS = _table(
+    "vectors",
+    "1.0",
+    _field("kind", _STRING, required=True),
+    _field("image_id", _STRING),
+    _field("pair_id", _STRING),
+    _field("text", _STRING),
+    _field("vector", _BYTES, required=True),  # float32
 )
 
 # One row for each URL of a crawl, listed or found; sorted by URL.
-OUTCOMES = Table(
-    name="outcomes",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("url", _STRING, required=True),
-            _field("host", _STRING, required=True),
-            _field("stage", _STRING, required=True),  # how it became known, as in the funnel
-            _field("referrer", _STRING),  # the page or the redirect that has led to it first
-            _field("outcome", _STRING, required=True),  # fetched, redirected, ... or a reason
-            _field("detail", _STRING),
-            _field("status", _INT32),  # of HTTP; null where no answer came
-            _field("redirect_url", _STRING),
-            _field("media_type", _STRING),  # as in the response
-            _field("num_bytes", pa.int64()),  # of the content without its encodings
-            _field("sha256", _STRING),  # of the same
-            _field("etag", _STRING),
-            _field("last_modified", _STRING),
-            _field("fetched_at", pa.timestamp("ms", tz="UTC")),  # when the last request began
-            _field("seconds", _FLOAT32),  # until the end of its answer
-            _field("attempts", _INT32, required=True),  # number of requests; 0 if none was made
-            _field("address", _STRING),  # the server's
-            _field("warc", _STRING),  # the file in the same folder that has the response
-            _field("warc_offset", pa.int64()),
-            _field("warc_length", pa.int64()),
-        ]
-    ),
+OUTCOMES = _table(
+    "outcomes",
+    "1.0",
+    _field("url", _STRING, required=True),
+    _field("host", _STRING, required=True),
+    _field("stage", _STRING, required=True),  # how it became known, as in the funnel
+    _field("referrer", _STRING),  # the page or the redirect that has led to it first
+    _field("outcome", _STRING, required=True),  # fetched, redirected, ... or a reason
+    _field("detail", _STRING),
+    _field("status", _INT32),  # of HTTP; null where no answer came
+    _field("redirect_url", _STRING),
+    _field("media_type", _STRING),  # as in the response
+    _field("num_bytes", pa.int64()),  # of the content without its encodings
+    _field("sha256", _STRING),  # of the same
+    _field("etag", _STRING),
+    _field("last_modified", _STRING),
+    _field("fetched_at", pa.timestamp("ms", tz="UTC")),  # when the last request began
+    _field("seconds", _FLOAT32),  # until the end of its answer
+    _field("attempts", _INT32, required=True),  # number of requests; 0 if none was made
+    _field("address", _STRING),  # the server's
+    _field("warc", _STRING),  # the file in the same folder that has the response
+    _field("warc_offset", pa.int64()),
+    _field("warc_length", pa.int64()),
 )
 
 _TAGS = pa.list_(pa.list_(_INT32))
 
-QUESTIONS = Table(
-    name="questions",
-    version="1.1",
-    schema=pa.schema(
-        [
-            _field("question_id", _STRING, required=True),
-            _field("image_id", _STRING, required=True),
-            _field("question", _STRING, required=True),
-            _field("question_type", _STRING),
-            _field("answer_type", _STRING),  # yes/no, number, other
-            _field("answer", _STRING),  # the most frequent one, as published
-            _field("answers", pa.list_(_STRING)),  # of each annotator, as typed; null: not public
-            _field("label_ids", pa.list_(_INT32)),  # indices in the list of labels
-            _field("label_scores", pa.list_(_FLOAT32)),  # 0..1, of each of label_ids
-            _field("split", _STRING),
-            _field("source", _STRING),  # vqa1, vqa2, vgqa, vizwiz, okvqa, gqa, own
-            # These since 1.1. Of GQA: questions that a correct answer to this one answers, too.
-            _field("entailed_ids", pa.list_(_STRING)),
-            _field("is_balanced", pa.bool_()),  # of GQA: in the balanced part, which is scored
-            _field("answerable", pa.bool_()),  # of VizWiz
-        ]
-    ),
+QUESTIONS = _table(
+    "questions",
+    "1.1",
+    _field("question_id", _STRING, required=True),
+    _field("image_id", _STRING, required=True),
+    _field("question", _STRING, required=True),
+    _field("question_type", _STRING),
+    _field("answer_type", _STRING),  # yes/no, number, other
+    _field("answer", _STRING),  # the most frequent one, as published
+    _field("answers", pa.list_(_STRING)),  # of each annotator, as typed; null: not public
+    _field("label_ids", pa.list_(_INT32)),  # indices in the list of labels
+    _field("label_scores", pa.list_(_FLOAT32)),  # 0..1, of each of label_ids
+    _field("split", _STRING),
+    _field("source", _STRING),  # vqa1, vqa2, vgqa, vizwiz, okvqa, gqa, own
+    # These since 1.1. Of GQA: questions that a correct answer to this one answers, too.
+    _field("entailed_ids", pa.list_(_STRING)),
+    _field("is_balanced", pa.bool_()),  # of GQA: in the balanced part, which is scored
+    _field("answerable", pa.bool_()),  # of VizWiz
     later=frozenset({"entailed_ids", "is_balanced", "answerable"}),
 )
 
 # Classes of images, of texts, or of both together. Several labels a row: the classes overlap.
-LABELS = Table(
-    name="labels",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("example_id", _STRING, required=True),
-            _field("image_ids", pa.list_(_STRING), required=True),  # any number, in order
-            _field("text", _STRING),
-            _field("labels", pa.list_(_STRING)),  # null: not public; empty: none of the classes
-            _field("label_ids", pa.list_(_INT32)),  # rising indices in the list of labels
-            _field("split", _STRING),
-            _field("source", _STRING),  # own, hateful-memes
-        ]
-    ),
+LABELS = _table(
+    "labels",
+    "1.0",
+    _field("example_id", _STRING, required=True),
+    _field("image_ids", pa.list_(_STRING), required=True),  # any number, in order
+    _field("text", _STRING),
+    _field("labels", pa.list_(_STRING)),  # null: not public; empty: none of the classes
+    _field("label_ids", pa.list_(_INT32)),  # rising indices in the list of labels
+    _field("split", _STRING),
+    _field("source", _STRING),  # own, hateful-memes
 )
 
-CHOICES = Table(
-    name="choices",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("example_id", _STRING, required=True),
-            _field("image_id", _STRING, required=True),
-            _field("question", _STRING, required=True),  # an object is the token [i], from 0
-            _field("choices", pa.list_(_STRING), required=True),
-            _field("label", pa.int8(), required=True),  # correct choice; -1: not public
-            _field("task", _STRING, required=True),  # q2a, qa2r
-            _field("object_names", pa.list_(_STRING), required=True),
-            _field("boxes", pa.list_(_FLOAT32), required=True),  # 4 a named object
-            _field("box_scores", pa.list_(_FLOAT32)),
-            _field("segms", _STRING),  # JSON: for each object its polygons [[x, y], ...]
-            # For each word of the text the objects it names, -1 for a plain word.
-            _field("question_tags", _TAGS, required=True),
-            _field("choice_tags", pa.list_(_TAGS), required=True),
-            _field("split", _STRING),
-            _field("source", _STRING),
-        ]
-    ),
+CHOICES = _table(
+    "choices",
+    "1.0",
+    _field("example_id", _STRING, required=True),
+    _field("image_id", _STRING, required=True),
+    _field("question", _STRING, required=True),  # an object is the token [i], from 0
+    _field("choices", pa.list_(_STRING), required=True),
+    _field("label", pa.int8(), required=True),  # correct choice; -1: not public
+    _field("task", _STRING, required=True),  # q2a, qa2r
+    _field("object_names", pa.list_(_STRING), required=True),
+    _field("boxes", pa.list_(_FLOAT32), required=True),  # 4 a named object
+    _field("box_scores", pa.list_(_FLOAT32)),
+    _field("segms", _STRING),  # JSON: for each object its polygons [[x, y], ...]
+    # For each word of the text the objects it names, -1 for a plain word.
+    _field("question_tags", _TAGS, required=True),
+    _field("choice_tags", pa.list_(_TAGS), required=True),
+    _field("split", _STRING),
+    _field("source", _STRING),
 )
 
-EXPRESSIONS = Table(
-    name="expressions",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("expression_id", _STRING, required=True),
-            _field("ref_id", _STRING),  # of the object in its data set: several texts name it
-            _field("ann_id", _STRING),
-            _field("image_id", _STRING, required=True),
-            _field("text", _STRING, required=True),
-            _field("box", pa.list_(_FLOAT32), required=True),  # x1, y1, x2, y2
-            _field("category_id", _INT32),  # as published
-            _field("split", _STRING),
-            _field("source", _STRING),  # refcoco, refcoco+, refcocog, vg
-            _field("split_by", _STRING),  # unc, google, umd: who has cut the splits
-        ]
-    ),
+EXPRESSIONS = _table(
+    "expressions",
+    "1.0",
+    _field("expression_id", _STRING, required=True),
+    _field("ref_id", _STRING),  # of the object in its data set: several texts name it
+    _field("ann_id", _STRING),
+    _field("image_id", _STRING, required=True),
+    _field("text", _STRING, required=True),
+    _field("box", pa.list_(_FLOAT32), required=True),  # x1, y1, x2, y2
+    _field("category_id", _INT32),  # as published
+    _field("split", _STRING),
+    _field("source", _STRING),  # refcoco, refcoco+, refcocog, vg
+    _field("split_by", _STRING),  # unc, google, umd: who has cut the splits
 )
 
-STATEMENTS = Table(
-    name="statements",
-    version="1.1",
-    schema=pa.schema(
-        [
-            _field("example_id", _STRING, required=True),
-            # Two of NLVR2, one of SNLI-VE and VSR, none of GLUE.
-            _field("image_ids", pa.list_(_STRING), required=True),
-            _field("text_a", _STRING, required=True),
-            _field("text_b", _STRING),
-            _field("label", _STRING),  # as published
-            # -1: not public, or a score; else an index in the list of labels, where there is one
-            _field("label_id", pa.int8(), required=True),
-            _field("score", _FLOAT32),  # STS-B: 0..5
-            _field("split", _STRING),
-            _field("source", _STRING),  # nlvr2, glue/cola, snli-ve, vsr, own
-            # Of NLVR2: balanced, unbalanced; null: neither. Of VSR: the relation. (since 1.1)
-            _field("subset", _STRING),
-        ]
-    ),
+STATEMENTS = _table(
+    "statements",
+    "1.1",
+    _field("example_id", _STRING, required=True),
+    # Two of NLVR2, one of SNLI-VE and VSR, none of GLUE.
+    _field("image_ids", pa.list_(_STRING), required=True),
+    _field("text_a", _STRING, required=True),
+    _field("text_b", _STRING),
+    _field("label", _STRING),  # as published
+    # -1: not public, or a score; else an index in the list of labels, where there is one
+    _field("label_id", pa.int8(), required=True),
+    _field("score", _FLOAT32),  # STS-B: 0..5
+    _field("split", _STRING),
+    _field("source", _STRING),  # nlvr2, glue/cola, snli-ve, vsr, own
+    # Of NLVR2: balanced, unbalanced; null: neither. Of VSR: the relation. (since 1.1)
+    _field("subset", _STRING),
     later=frozenset({"subset"}),
 )
 
 # Annotated objects of an image: what training a detector reads.
-BOXES = Table(
-    name="boxes",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("image_id", _STRING, required=True),
-            _field("width", _INT32, required=True),
-            _field("height", _INT32, required=True),
-            _field("boxes", pa.list_(pa.list_(_FLOAT32, 4)), required=True),
-            # Lines of a vocabulary, from 0; of RefCOCO as published, 1 to 90.
-            _field("class_ids", pa.list_(pa.int16()), required=True),
-            _field("is_crowd", pa.list_(pa.bool_())),  # a box around many of a kind; null: none is
-            _field("attribute_ids", pa.list_(pa.list_(pa.int16()))),  # of each box, any number
-            _field("split", _STRING),
-            _field("source", _STRING),
-        ]
-    ),
+BOXES = _table(
+    "boxes",
+    "1.0",
+    _field("image_id", _STRING, required=True),
+    _field("width", _INT32, required=True),
+    _field("height", _INT32, required=True),
+    _field("boxes", pa.list_(pa.list_(_FLOAT32, 4)), required=True),
+    # Lines of a vocabulary, from 0; of RefCOCO as published, 1 to 90.
+    _field("class_ids", pa.list_(pa.int16()), required=True),
+    _field("is_crowd", pa.list_(pa.bool_())),  # a box around many of a kind; null: none is
+    _field("attribute_ids", pa.list_(pa.list_(pa.int16()))),  # of each box, any number
+    _field("split", _STRING),
+    _field("source", _STRING),
 )
 
-ALIASES = Table(
-    name="aliases",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("image_id", _STRING, required=True),
-            _field("alias", _STRING, required=True),  # coco/..., flickr/..., url-sha256/...
-        ]
-    ),
+ALIASES = _table(
+    "aliases",
+    "1.0",
+    _field("image_id", _STRING, required=True),
+    _field("alias", _STRING, required=True),  # coco/..., flickr/..., url-sha256/...
 )
 
-REJECTS = Table(
-    name="rejects",
-    version="1.0",
-    schema=pa.schema(
-        [
-            _field("stage", _STRING, required=True),
-            _field("key", _STRING, required=True),
-            _field("reason", _STRING, required=True),
-            _field("detail", _STRING),
-        ]
-    ),
+REJECTS = _table(
+    "rejects",
+    "1.0",
+    _field("stage", _STRING, required=True),
+    _field("key", _STRING, required=True),
+    _field("reason", _STRING, required=True),
+    _field("detail", _STRING),
 )
 
 # Properties of a column's values that can break its contract.

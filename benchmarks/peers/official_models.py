@@ -70,27 +70,51 @@ Step = Callable[[bool], None]
 """One forward pass over the work, with gradients if True."""
 
 
-def vilbert(root: Path, work: RegionWork, *, one_norm: bool = False) -> tuple[nn.Module, Step]:
-    """Makes the model and the step of ViLBERT with six co-attention layers."""
+def step_of(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
+    """Forward and, if asked, backward of a loss."""
+
+    def step(backward: bool) -> None:
+        model.train(backward)
+        model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(backward):
+            total = loss()
+            if backward:
+                total.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def vilbert_code(root: Path, *, one_norm: bool = True) -> tuple[Any, Any]:
+    """Imports ViLBERT's networks, and its configuration with six co-attention layers."""
     with importing(root, **DOWNLOADS, **(ONE_NORM if one_norm else {})):
         code = importlib.import_module("vilbert.vilbert")
-        config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
-        model: nn.Module = code.BertForMultiModalPreTraining(config)
-    return model, _two_streams(model, work)
+    return code, code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
 
 
-def interbert(root: Path, work: RegionWork, *, one_norm: bool = False) -> tuple[nn.Module, Step]:
-    """Makes the model and the step of InterBERT in its released depth."""
+def interbert_code(root: Path, *, one_norm: bool = True) -> tuple[Any, Any]:
+    """Imports InterBERT's networks, and its configuration in the released depth."""
     # The package's __init__ imports the data readers; only its two modules are needed.
     package = types.ModuleType("bertmodel")
     package.__path__ = [str(root / "bertmodel")]
     sys.modules["bertmodel"] = package
     with importing(root, **DOWNLOADS, **(ONE_NORM if one_norm else {})):
         code = importlib.import_module("bertmodel.modules")
-        config = code.BertConfig.from_json_file(
-            str(root / "config/bert_base_6layer_interbert.json")
-        )
-        model: nn.Module = code.InterBertForMultiModalPreTraining(config)
+    return code, code.BertConfig.from_json_file(
+        str(root / "config/bert_base_6layer_interbert.json")
+    )
+
+
+def vilbert(root: Path, work: RegionWork, *, one_norm: bool = False) -> tuple[nn.Module, Step]:
+    """Makes the model and the step of ViLBERT with six co-attention layers."""
+    code, config = vilbert_code(root, one_norm=one_norm)
+    model: nn.Module = code.BertForMultiModalPreTraining(config)
+    return model, _two_streams(model, work)
+
+
+def interbert(root: Path, work: RegionWork, *, one_norm: bool = False) -> tuple[nn.Module, Step]:
+    """Makes the model and the step of InterBERT in its released depth."""
+    code, config = interbert_code(root, one_norm=one_norm)
+    model: nn.Module = code.InterBertForMultiModalPreTraining(config)
     return model, _two_streams(model, work)
 
 
@@ -113,16 +137,11 @@ def _two_streams(model: nn.Module, work: RegionWork) -> Step:
             [fields["image_attention_mask"], fields["attention_mask"]], dim=1
         )
 
-    def step(backward: bool) -> None:
-        model.train(backward)
-        model.zero_grad(set_to_none=True)
-        with torch.set_grad_enabled(backward):
-            losses = model(**fields)
-            if backward:
-                sum(loss.sum() for loss in losses[:3]).backward()
+    def loss() -> Any:
+        return sum(part.sum() for part in model(**fields)[:3])
 
     assert batch == len(work.features)
-    return step
+    return step_of(model, loss)
 
 
 class Attributes(dict[str, Any]):
@@ -137,6 +156,14 @@ class Attributes(dict[str, Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
+
+
+# Settings, configuration and module of VL-BERT's pretraining on precomputed features.
+VL_BERT_PRETRAINING = (
+    "pretrain.function.config",
+    "cfgs/pretrain/base_prec_withouttextonly_4x16G_fp32.yaml",
+    "pretrain.modules.resnet_vlbert_for_pretraining",
+)
 
 
 def vl_bert_code(
@@ -171,12 +198,7 @@ def vl_bert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
     """Makes the model and the step of VL-BERT base on precomputed features, without text-only
     corpora.
     """
-    code, config = vl_bert_code(
-        root,
-        "pretrain.function.config",
-        "cfgs/pretrain/base_prec_withouttextonly_4x16G_fp32.yaml",
-        "pretrain.modules.resnet_vlbert_for_pretraining",
-    )
+    code, config = vl_bert_code(root, *VL_BERT_PRETRAINING)
     model: nn.Module = code.ResNetVLBERTForPretraining(config)
     real = mask_of(work.text_lengths, work.tokens.shape[1])
     present = mask_of(work.region_lengths, work.features.shape[1])
@@ -184,24 +206,19 @@ def vl_bert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
     boxes = torch.where(present[..., None], boxes, -2.0)
     masked = work.masked_regions & present
 
-    def step(backward: bool) -> None:
-        model.train(backward)
-        model.zero_grad(set_to_none=True)
-        with torch.set_grad_enabled(backward):
-            _, loss = model(
-                None,
-                boxes.clone(),
-                torch.full((len(boxes), 4), 600.0),
-                torch.where(real, work.tokens.clamp(min=1), 0),
-                work.mismatched,
-                work.word_labels,
-                masked.long(),
-                work.targets * masked[..., None],
-            )
-            if backward:
-                loss.backward()
+    def loss() -> Any:
+        return model(
+            None,
+            boxes.clone(),
+            torch.full((len(boxes), 4), 600.0),
+            torch.where(real, work.tokens.clamp(min=1), 0),
+            work.mismatched,
+            work.word_labels,
+            masked.long(),
+            work.targets * masked[..., None],
+        )[1]
 
-    return model, step
+    return model, step_of(model, loss)
 
 
 def vlmo(root: Path, work: PixelWork) -> tuple[nn.Module, Step]:
@@ -298,15 +315,10 @@ def vlmo(root: Path, work: PixelWork) -> tuple[nn.Module, Step]:
         "text_labels_mlm": work.word_labels,
     }
 
-    def step(backward: bool) -> None:
-        model.train(backward)
-        model.zero_grad(set_to_none=True)
-        with torch.set_grad_enabled(backward):
-            outputs = model(batch)
-            if backward:
-                sum(value for key, value in outputs.items() if key.endswith("_loss")).backward()
+    def loss() -> Any:
+        return sum(value for key, value in model(batch).items() if key.endswith("_loss"))
 
-    return model, step
+    return model, step_of(model, loss)
 
 
 PEERS: dict[str, Callable[..., tuple[nn.Module, Step]]] = {

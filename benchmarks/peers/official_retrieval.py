@@ -10,9 +10,6 @@ Each writes its weights into a folder before anything else, and after each pass 
 [I, T] that a caption belongs to an image.
 """
 
-import importlib
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from peers.captions import SIDE_PX, PeerWork
-from peers.official_models import DOWNLOADS, ONE_NORM, Step, importing, vl_bert_code
+from peers.official_models import (
+    VL_BERT_PRETRAINING,
+    Step,
+    interbert_code,
+    vilbert_code,
+    vl_bert_code,
+)
 from peers.works import mask_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -34,27 +37,18 @@ CLASSES = 1_601
 
 def vilbert(root: Path, work: PeerWork, folder: Path) -> tuple[nn.Module, Step]:
     """Makes the loop of ViLBERT with six co-attention layers."""
-    with importing(root, **DOWNLOADS, **ONE_NORM):
-        code = importlib.import_module("vilbert.vilbert")
-        config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
-        config.fast_mode = True  # as its loop sets it: the first text layers once a caption
-        torch.manual_seed(0)
-        model: nn.Module = code.BertForMultiModalPreTraining(config)
+    code, config = vilbert_code(root)
+    config.fast_mode = True  # as its loop sets it: the first text layers once a caption
+    torch.manual_seed(0)
+    model: nn.Module = code.BertForMultiModalPreTraining(config)
     return model, _caption_by_caption(model, work, folder, max_rows=100)
 
 
 def interbert(root: Path, work: PeerWork, folder: Path) -> tuple[nn.Module, Step]:
     """Makes the loop of InterBERT in its released depth."""
-    package = types.ModuleType("bertmodel")
-    package.__path__ = [str(root / "bertmodel")]
-    sys.modules["bertmodel"] = package
-    with importing(root, **DOWNLOADS, **ONE_NORM):
-        code = importlib.import_module("bertmodel.modules")
-        config = code.BertConfig.from_json_file(
-            str(root / "config/bert_base_6layer_interbert.json")
-        )
-        torch.manual_seed(0)
-        model: nn.Module = code.InterBertForMultiModalPreTraining(config)
+    code, config = interbert_code(root)
+    torch.manual_seed(0)
+    model: nn.Module = code.InterBertForMultiModalPreTraining(config)
     return model, _caption_by_caption(model, work, folder, max_rows=102)
 
 
@@ -97,12 +91,7 @@ def _caption_by_caption(model: nn.Module, work: PeerWork, folder: Path, max_rows
 
 def vl_bert(root: Path, work: PeerWork, folder: Path) -> tuple[nn.Module, Step]:
     """Makes VL-BERT base's pass over all pairs, with the head that its settings leave out."""
-    code, config = vl_bert_code(
-        root,
-        "pretrain.function.config",
-        "cfgs/pretrain/base_prec_withouttextonly_4x16G_fp32.yaml",
-        "pretrain.modules.resnet_vlbert_for_pretraining",
-    )
+    code, config = vl_bert_code(root, *VL_BERT_PRETRAINING)
     config["NETWORK"]["WITH_REL_LOSS"] = True
     config["NETWORK"]["VLBERT"]["with_pooler"] = True
     torch.manual_seed(0)

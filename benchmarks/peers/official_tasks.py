@@ -5,14 +5,13 @@ and those of pretraining in every step, and pads questions to 16 and regions to 
 has the place of apex's.
 """
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from peers.choices import VcrWork
-from peers.official_models import DOWNLOADS, ONE_NORM, Step, importing, vl_bert_code
+from peers.official_models import Step, step_of, vilbert_code, vl_bert_code
 from peers.questions import ANSWERS, SIDE_PX, VqaWork
 from peers.works import CLS, MASK, SEP, mask_of
 from torch import Tensor, nn
@@ -26,15 +25,19 @@ def padded(rows: Tensor, size: int) -> Tensor:
     return F.pad(rows, [0, 0] * (rows.ndim - 2) + [0, size - rows.shape[1]])
 
 
-def vilbert_vqa(root: Path, work: VqaWork) -> tuple[nn.Module, Step]:
-    """Makes the model and the step of ViLBERT's VQA with six co-attention layers."""
-    with importing(root, **DOWNLOADS, **ONE_NORM):
-        code = importlib.import_module("vilbert.vilbert")
-        config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
-        model: nn.Module = code.VILBertForVLTasks(config, num_labels=ANSWERS)
+def vilbert_model(root: Path, num_labels: int) -> nn.Module:
+    """Makes the model of ViLBERT's tasks with six co-attention layers."""
+    code, config = vilbert_code(root)
+    model: nn.Module = code.VILBertForVLTasks(config, num_labels=num_labels)
     for module in model.modules():  # today's PyTorch refuses to overwrite what a ReLU has kept
         if isinstance(module, nn.Dropout):
             module.inplace = False
+    return model
+
+
+def vilbert_vqa(root: Path, work: VqaWork) -> tuple[nn.Module, Step]:
+    """Makes the model and the step of ViLBERT's VQA with six co-attention layers."""
+    model = vilbert_model(root, ANSWERS)
     tokens = torch.zeros(len(work.questions), MAX_TOKENS, dtype=torch.int64)
     for row, question in zip(tokens, work.word_pieces(), strict=True):
         row[: len(question) + 2] = torch.tensor([CLS, *question, SEP])
@@ -88,20 +91,6 @@ def vl_bert_vqa(root: Path, work: VqaWork) -> tuple[nn.Module, Step]:
     return model, step_of(model, loss)
 
 
-def step_of(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
-    """Forward and, if asked, backward of a loss."""
-
-    def step(backward: bool) -> None:
-        model.train(backward)
-        model.zero_grad(set_to_none=True)
-        with torch.set_grad_enabled(backward):
-            total = loss()
-            if backward:
-                total.backward()  # type: ignore[no-untyped-call]
-
-    return step
-
-
 TASK_PEERS: dict[str, Callable[..., tuple[nn.Module, Step]]] = {
     "vilbert": vilbert_vqa,
     "vl-bert": vl_bert_vqa,
@@ -112,13 +101,7 @@ MAX_TOKENS = 60  # of ViLBERT's reader of answers
 
 def vilbert_vcr(root: Path, work: VcrWork) -> tuple[nn.Module, Step]:
     """Makes the model and the step of ViLBERT's VCR with six co-attention layers."""
-    with importing(root, **DOWNLOADS, **ONE_NORM):
-        code = importlib.import_module("vilbert.vilbert")
-        config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
-        model: nn.Module = code.VILBertForVLTasks(config, num_labels=1)
-    for module in model.modules():  # today's PyTorch refuses to overwrite what a ReLU has kept
-        if isinstance(module, nn.Dropout):
-            module.inplace = False
+    model = vilbert_model(root, 1)
     choices = work.tokens.shape[1]
 
     def texts(rows: Tensor) -> Tensor:

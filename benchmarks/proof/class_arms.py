@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from proof.task_arms import BLIND, TaskArm
+from proof.task_arms import BLIND, TaskArm, small_arm
 from worlds import Split, World, make_scenes
 from worlds.scenes import Scene
 from worlds.statements import ENTAILMENT, hypotheses
@@ -58,16 +58,9 @@ def class_arm(
     steps: int,
     model: str = "",
 ) -> TaskArm:
-    """An arm with 32 examples a step."""
-    return TaskArm(
-        task=task,
-        name=name,
-        recipe=f"{task}-{model or name}-small",
-        pretrained=pretrained,
-        changes=(*changes, "batch_size=32"),
-        steps=steps,
-        seeds=(0, 1, 2),
-    )
+    """An arm with three seeds."""
+    recipe = f"{task}-{model or name}-small"
+    return small_arm(task, name, recipe, pretrained, changes, steps=steps, seeds=(0, 1, 2))
 
 
 def write_classes(folder: Path, world: World, task: str, *, pairs: int, held_out: int) -> None:

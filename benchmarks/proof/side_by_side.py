@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from vlmill.runtime.console.command import Parser, int_at_least
+from vlmill.runtime.console.command import Parser, add_count
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.processes import live_as_long_as_the_parent
 
@@ -57,12 +57,8 @@ def one_thread() -> Iterator[None]:
 
 def add_jobs(p: Parser) -> None:
     """Adds ``--jobs``."""
-    p.add_argument(
-        "--jobs",
-        type=int_at_least(1),
-        default=min(all_cores(), MOST_AT_ONCE),
-        metavar="N",
-        help="simultaneous runs, each on one core (default: %(default)s)",
+    add_count(
+        p, "--jobs", "simultaneous runs, each on one core", default=min(all_cores(), MOST_AT_ONCE)
     )
 
 

@@ -1,6 +1,7 @@
 """Defines the runs of tasks: small models with each head, and tasks on texts alone."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from vlmill.train.recipes import change_recipe
 from vlmill.train.settings.tasks import TaskRecipe
@@ -60,6 +61,30 @@ def task_recipe(arm: TaskArm, seed: int, steps: int) -> TaskRecipe:
     return change_recipe(task_recipe_named(arm.recipe), [*arm.changes, *SPLITS, *count])
 
 
+def small_arm(
+    task: str,
+    name: str,
+    recipe: str,
+    pretrained: str | None,
+    changes: tuple[str, ...] = (),
+    *,
+    steps: int,
+    examples: int = 32,
+    seeds: tuple[int, ...] = (0,),
+) -> TaskArm:
+    """An arm with so many ``examples`` a step."""
+    return TaskArm(
+        task=task,
+        name=name,
+        recipe=recipe,
+        pretrained=pretrained,
+        changes=(*changes, f"batch_size={examples}"),
+        steps=steps,
+        seeds=seeds,
+    )
+
+
+vqa_arm = partial(small_arm, "vqa", steps=600)
 VILBERT, VLBERT, VLMO = "vqa-vilbert-small", "vqa-vl-bert-small", "vqa-vlmo-small"
 SINGLE = "vqa-single-stream-from-bert"
 
@@ -75,28 +100,6 @@ def vqa_arms() -> tuple[TaskArm, ...]:
         vqa_arm("vl-bert-from-bert", VLBERT, "bert-small", FROM_BERT),
         # Words for what is in pixels come later than for regions that a detector has described.
         vqa_arm("vlmo", VLMO, "vlmo-small", steps=2_400),
-    )
-
-
-def vqa_arm(
-    name: str,
-    recipe: str,
-    pretrained: str | None,
-    changes: tuple[str, ...] = (),
-    *,
-    steps: int = 600,
-    questions: int = 32,
-    seeds: tuple[int, ...] = (0,),
-) -> TaskArm:
-    """An arm of VQA with so many ``questions`` a step."""
-    return TaskArm(
-        task="vqa",
-        name=name,
-        recipe=recipe,
-        pretrained=pretrained,
-        changes=(*changes, f"batch_size={questions}"),
-        steps=steps,
-        seeds=seeds,
     )
 
 
@@ -118,6 +121,6 @@ def retrieval_arms() -> tuple[TaskArm, ...]:
 def short_arms() -> tuple[TaskArm, ...]:
     """ViLBERT and the blind model from drawn weights, which a small world takes no longer for."""
     return (
-        vqa_arm("vilbert", VILBERT, None, steps=150, questions=24),
-        vqa_arm(BLIND, VILBERT, None, ("blind=true",), steps=150, questions=24),
+        vqa_arm("vilbert", VILBERT, None, steps=150, examples=24),
+        vqa_arm(BLIND, VILBERT, None, ("blind=true",), steps=150, examples=24),
     )

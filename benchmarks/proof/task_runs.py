@@ -14,7 +14,7 @@ from proof.runs import Job, pretrained
 from proof.side_by_side import digest_of, logged, one_thread, outcomes, plain
 from proof.tables import ArmTables
 from proof.task_arms import BLIND, MARGIN, PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
-from shell import result_line
+from shell import add_line, read_lines, result_line
 from worlds import World
 
 from vlmill.runtime.console.progress import Progress
@@ -96,13 +96,6 @@ class TaskJob:
             steps=PRETRAINING_STEPS,
             device=self.device,
         )
-
-
-def results(path: Path) -> list[Line]:
-    """The lines of a file of results; none where there is no file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def finished(job: TaskJob, lines: Sequence[Line]) -> Line | None:
@@ -216,7 +209,7 @@ def run_all(
     """Each job's line: those in the file at ``path``, then those of runs, ``processes`` at once,
     which are added to it.
     """
-    known, missing = results(path), list[TaskJob]()
+    known, missing = read_lines(path), list[TaskJob]()
     for job in jobs:
         if (line := finished(job, known)) is None:
             missing.append(job)
@@ -232,9 +225,7 @@ def run_all(
 
         for job, outcome in outcomes(run, missing, processes, makes=TaskJob.untrained, look=look):
             if not isinstance(outcome, BaseException):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(outcome) + "\n")
+                add_line(path, outcome)
             yield job, outcome
 
 

@@ -1,8 +1,9 @@
 """Defines the runs of two-image statements and of texts alone, and their tables."""
 
+from functools import partial
 from pathlib import Path
 
-from proof.task_arms import BLIND, FROM_BERT, TaskArm
+from proof.task_arms import BLIND, FROM_BERT, TaskArm, small_arm
 from worlds import Split, World, make_scenes
 from worlds.statements import statement_rows
 
@@ -46,32 +47,16 @@ def text_arms() -> tuple[TaskArm, ...]:
     )
 
 
-def nlvr2_arm(
-    name: str, recipe: str, pretrained: str, changes: tuple[str, ...] = (), *, steps: int = 1_500
-) -> TaskArm:
-    """An arm with 32 statements a step: after 500 steps of 16 ViLBERT's loss is that of chance."""
-    return TaskArm(
-        task="nlvr2",
-        name=name,
-        recipe=recipe,
-        pretrained=pretrained,
-        changes=(*changes, "batch_size=32"),
-        steps=steps,
-    )
+# After 500 steps of 16 ViLBERT's loss is that of chance.
+nlvr2_arm = partial(small_arm, "nlvr2", steps=1_500)
 
 
 def glue_arm(
     name: str, recipe: str, pretrained: str, task: str, changes: tuple[str, ...] = ()
 ) -> TaskArm:
-    """An arm with 32 texts a step: which sentence follows from which comes after hundreds."""
-    return TaskArm(
-        task="glue",
-        name=name,
-        recipe=recipe,
-        pretrained=pretrained,
-        changes=(*changes, f"settings.task={task}", "batch_size=32"),
-        steps=GLUE_STEPS[task],
-    )
+    """An arm of texts alone: which sentence follows from which comes after hundreds of steps."""
+    changes = (*changes, f"settings.task={task}")
+    return small_arm("glue", name, recipe, pretrained, changes, steps=GLUE_STEPS[task])
 
 
 def write_statements(folder: Path, world: World, task: str, *, pairs: int, held_out: int) -> None:

@@ -2,12 +2,9 @@
 texts, BERT.
 """
 
-from dataclasses import replace
-
 from proof.arms import SINGLE_REGIONS, SINGLE_WORDS, Arm
 from proof.box_arms import FEWER
 from proof.box_arms import STEPS as BOX_STEPS
-from proof.task_arms import FROM_BERT
 
 from published.row import (
     IMAGES,
@@ -18,6 +15,7 @@ from published.row import (
     Step,
     Subject,
     Tuning,
+    from_bert_alone,
     recall,
 )
 
@@ -58,15 +56,8 @@ def interbert(key: str, *changes: str, from_bert: bool = True, negatives: bool =
 def interbert_tables() -> tuple[AblationTable, ...]:
     """Tables 4 to 6, pretraining, and the start from BERT."""
     base = interbert("interbert")
-    from_bert = Subject(
-        key="interbert-from-bert",
-        chain=(BERT,),
-        tunings={
-            "retrieval": replace(TUNINGS["retrieval"], changes=FROM_BERT),
-            "glue": replace(TUNINGS["glue"], changes=(*ON_TEXTS, *FROM_BERT)),
-            "vcr": replace(TUNINGS["vcr"], changes=(*FEWER, *FROM_BERT)),
-        },
-    )
+    tunings = from_bert_alone(TUNINGS)
+    from_bert = Subject(key="interbert-from-bert", chain=(BERT,), tunings=tunings)
     bert = Subject(
         key="bert",
         chain=(BERT,),

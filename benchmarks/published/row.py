@@ -1,10 +1,10 @@
 """Defines tables of ablations, their rows and figures."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proof.arms import Arm, Tables
-from proof.task_arms import TaskArm
+from proof.task_arms import FROM_BERT, TaskArm
 
 ZERO_SHOT = "zero-shot"  # the task of a model that is ranked as it comes from pretraining
 IMAGES, CAPTIONS = "image_retrieval", "text_retrieval"
@@ -38,6 +38,15 @@ class Tuning:
     recipe: str
     steps: int = 300
     changes: tuple[str, ...] = ()
+
+
+def from_bert_alone(tunings: Mapping[str, Tuning], *changes: str) -> dict[str, Tuning]:
+    """The same tasks, learned from BERT without pretraining; before that nothing can rank."""
+    return {
+        task: replace(tuning, changes=(*tuning.changes, *FROM_BERT, *changes))
+        for task, tuning in tunings.items()
+        if tuning.steps
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,18 @@ for 2 to 8. As in the paper all start from a BERT.
 from proof.arms import Arm
 from proof.task_arms import FROM_BERT, SINGLE_STREAM
 
-from published.row import IMAGES, VQA, ZERO_SHOT, AblationTable, Row, Step, Subject, Tuning, recall
+from published.row import (
+    IMAGES,
+    VQA,
+    ZERO_SHOT,
+    AblationTable,
+    Row,
+    Step,
+    Subject,
+    Tuning,
+    from_bert_alone,
+    recall,
+)
 
 TEXT_LAYERS = 6
 BERT = Step(arm=Arm(recipe="bert-small", changes=(f"model.num_layers={TEXT_LAYERS}",)), steps=400)
@@ -57,17 +68,9 @@ def vilbert(key: str, changes: tuple[str, ...]) -> Subject:
 
 
 def without_pretraining() -> Subject:
-    """Fine-tuned from BERT alone; before that nothing can rank."""
+    """Fine-tuned from BERT alone."""
     of_trunk = tuple(change.replace("model.", "model.trunk.") for change in layers(3))
-    tunings = {
-        task: Tuning(
-            recipe=tuning.recipe,
-            steps=tuning.steps,
-            changes=(*tuning.changes, *FROM_BERT, *of_trunk),
-        )
-        for task, tuning in TUNINGS.items()
-        if tuning.steps
-    }
+    tunings = from_bert_alone(TUNINGS, *of_trunk)
     return Subject(key="vilbert-from-bert", chain=(BERT,), tunings=tunings)
 
 

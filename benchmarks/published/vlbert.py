@@ -2,10 +2,9 @@
 
 from proof.arms import Arm
 from proof.box_arms import FEWER, NO_CATEGORIES, UNMIRRORED
-from proof.task_arms import FROM_BERT
 from worlds.expressions import ATTRIBUTE, RELATION
 
-from published.row import VQA, AblationTable, Figure, Row, Step, Subject, Tuning
+from published.row import VQA, AblationTable, Figure, Row, Step, Subject, Tuning, from_bert_alone
 
 BERT = Step(arm=Arm(recipe="bert-small"), steps=400)
 STEPS = 1200  # of 32 pairs
@@ -34,20 +33,11 @@ def vl_bert(key: str, *changes: str) -> Subject:
     return Subject(key=key, chain=(BERT, Step(arm=arm, steps=STEPS)), tunings=TUNINGS)
 
 
-def without_pretraining() -> Subject:
-    """Fine-tuned from BERT alone."""
-    tunings = {
-        task: Tuning(
-            recipe=tuning.recipe, steps=tuning.steps, changes=(*tuning.changes, *FROM_BERT)
-        )
-        for task, tuning in TUNINGS.items()
-    }
-    return Subject(key="vl-bert-from-bert", chain=(BERT,), tunings=tunings)
-
-
 def vlbert_tables() -> tuple[AblationTable, ...]:
     """Pretraining, and what it learns."""
     base = vl_bert("vl-bert")
+    tunings = from_bert_alone(TUNINGS)
+    from_bert = Subject(key="vl-bert-from-bert", chain=(BERT,), tunings=tunings)
     return (
         AblationTable(
             key="vl-bert-pretraining",
@@ -58,7 +48,7 @@ def vlbert_tables() -> tuple[AblationTable, ...]:
                 Row(
                     label="without pretraining",
                     published=(69.58, 65.92, 73.5),
-                    subject=without_pretraining(),
+                    subject=from_bert,
                 ),
                 Row(label="with pretraining", published=(70.50, 71.84, 73.7), subject=base),
             ),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shell import result_line
+from shell import add_line, read_lines, require_known, result_line
 
 from real.alignment import Alignment
 from real.baseline import measure_baseline
@@ -27,16 +27,13 @@ from real.runs import (
     Line,
     Part,
     Run,
-    add_line,
     find_line,
     make_key,
-    read_lines,
     run_all,
     with_seed,
 )
 from real.tables import Tables, TaskTables, Test, find_set
 from real.zero_shot import ZERO_SHOT, find_file, make_test
-from vlmill.schemas.errors import InputError
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 
 BASE, SHORT = "base", "short"
@@ -147,9 +144,7 @@ def carry_out(args: Namespace) -> int:
     tables = Tables(data=args.data, output=args.output, test=args.test, jobs=args.jobs)
     every = [*tables.tests(), *tables.other_tests()]
     runs = all_runs(tables)
-    names = [BASELINE, *dict.fromkeys(run.name for run in runs)]
-    if unknown := [name for name in args.runs or () if name not in names]:
-        raise InputError(f"--runs {unknown[0]}: there are {', '.join(names)}")
+    require_known("--runs", args.runs, [BASELINE, *dict.fromkeys(run.name for run in runs)])
     runs = [one for one in runs if args.runs is None or one.name in args.runs]
     has_baseline = args.runs is None or BASELINE in args.runs
     jobs = [(one, tests_of(one, every, args.tests)) for one in runs]

@@ -6,6 +6,7 @@ Retrieval is fine-tuned with all pairs of a step as negatives.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from real.alignment import Alignment
@@ -48,87 +49,76 @@ RUN: dict[str, Any] = {
 }
 
 
-def make_feeding(**changes: Any) -> Feeding:
-    """Returns the feeding of region models; box 0 of an image is the full image already."""
-    fields: dict[str, Any] = {"max_tokens": NUM_TOKENS, "max_regions": NUM_REGIONS}
-    return Feeding(**(fields | changes))
+# The feeding of region models; box 0 of an image is the full image already.
+make_feeding = partial(Feeding, max_tokens=NUM_TOKENS, max_regions=NUM_REGIONS)
 
+# ViLBERT with one co-attention layer, before MiniLM's last layer; the layers below it are frozen.
+vilbert = partial(
+    VilbertConfig,
+    **TEXT,
+    num_layers=6,
+    visual_width=WIDTH,
+    visual_num_layers=1,
+    visual_num_heads=6,
+    visual_intermediate_width=2 * WIDTH,
+    visual_dropout=0.2,
+    visual_attention_dropout=0.0,
+    co_width=POOLED,
+    co_num_heads=8,
+    text_co_layers=(5,),
+    visual_co_layers=(0,),
+    head_dropout=0.2,
+    frozen_text_layers=5,
+)
 
-def vilbert(**changes: Any) -> VilbertConfig:
-    """Returns ViLBERT with one co-attention layer, before MiniLM's last layer; the layers below it
-    are frozen.
-    """
-    visual: dict[str, Any] = {
-        "visual_width": WIDTH,
-        "visual_num_layers": 1,
-        "visual_num_heads": 6,
-        "visual_intermediate_width": 2 * WIDTH,
-        "visual_dropout": 0.2,
-        "visual_attention_dropout": 0.0,
-        "co_width": POOLED,
-        "co_num_heads": 8,
-        "text_co_layers": (5,),
-        "visual_co_layers": (0,),
-        "head_dropout": 0.2,
-        "frozen_text_layers": 5,
-    }
-    return VilbertConfig(**(TEXT | {"num_layers": 6} | visual | changes))
+# InterBERT: MiniLM's first layer interacts, the others extract from the text.
+interbert = partial(
+    InterBertConfig,
+    **TEXT,
+    num_interaction_layers=1,
+    num_text_layers=5,
+    num_visual_layers=1,
+    modality_segments=False,  # as released; MiniLM has read texts in segment 0
+    visual_num_heads=6,
+    visual_intermediate_width=2 * WIDTH,
+    visual_dropout=0.2,
+    visual_attention_dropout=0.0,
+    pooled_width=POOLED,
+    head_dropout=0.2,
+)
 
+# ImageBERT on MiniLM's first three layers, with a pooler under the matching layer.
+imagebert = partial(ImageBertConfig, **TEXT, num_layers=3, itm_pooler=True)
 
-def interbert(**changes: Any) -> InterBertConfig:
-    """Returns InterBERT: MiniLM's first layer interacts, the others extract from the text."""
-    fields: dict[str, Any] = {
-        "num_interaction_layers": 1,
-        "num_text_layers": 5,
-        "num_visual_layers": 1,
-        "modality_segments": False,  # as released; MiniLM has read texts in segment 0
-        "visual_num_heads": 6,
-        "visual_intermediate_width": 2 * WIDTH,
-        "visual_dropout": 0.2,
-        "visual_attention_dropout": 0.0,
-        "pooled_width": POOLED,
-        "head_dropout": 0.2,
-    }
-    return InterBertConfig(**(TEXT | fields | changes))
+# VL-BERT on MiniLM's first three layers, with a head for matching (not published).
+vl_bert = partial(
+    VlBertConfig,
+    **TEXT,
+    num_layers=3,
+    num_wavelengths=32,
+    visual_scale_text=0.3,
+    visual_scale_region=0.3,
+    text_only=False,
+    pooler=True,
+    matching=True,
+)
 
-
-def imagebert(**changes: Any) -> ImageBertConfig:
-    """Returns ImageBERT on MiniLM's first three layers, with a pooler under the matching layer."""
-    return ImageBertConfig(**(TEXT | {"num_layers": 3, "itm_pooler": True} | changes))
-
-
-def vl_bert(**changes: Any) -> VlBertConfig:
-    """Returns VL-BERT on MiniLM's first three layers, with a head for matching (not published)."""
-    fields: dict[str, Any] = {
-        "num_layers": 3,
-        "num_wavelengths": 32,
-        "visual_scale_text": 0.3,
-        "visual_scale_region": 0.3,
-        "text_only": False,
-        "pooler": True,
-        "matching": True,
-    }
-    return VlBertConfig(**(TEXT | fields | changes))
-
-
-def vlmo(**changes: Any) -> VlmoConfig:
-    """Returns VLMo from pixels, with random weights: no published image network of its kind is in
-    the package index.
-    """
-    fields: dict[str, Any] = {
-        "width": 192,
-        "num_layers": 6,
-        "num_heads": 6,
-        "intermediate_width": 768,
-        "first_vl_layer": 5,
-        "image_size": 112,
-        "max_text_tokens": NUM_TOKENS,
-        "relative_text_span": NUM_TOKENS,
-        "layer_scale": None,
-        "drop_path": 0.0,
-        "init_std": 0.05,
-    }
-    return VlmoConfig(**(fields | changes))
+# VLMo from pixels, with random weights: no published image network of its kind is in the package
+# index.
+vlmo = partial(
+    VlmoConfig,
+    width=192,
+    num_layers=6,
+    num_heads=6,
+    intermediate_width=768,
+    first_vl_layer=5,
+    image_size=112,
+    max_text_tokens=NUM_TOKENS,
+    relative_text_span=NUM_TOKENS,
+    layer_scale=None,
+    drop_path=0.0,
+    init_std=0.05,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from proof.side_by_side import digest_of, logged, plain
+from shell import add_line, read_lines
 from torch import Tensor
 
 from real.alignment import Alignment, align
@@ -278,13 +279,6 @@ def is_share(name: str, value: Any) -> bool:
     return isinstance(value, float) and name.endswith("accuracy") and 0 <= value <= 1
 
 
-def read_lines(path: Path) -> list[Line]:
-    """Returns the lines of a file of results; none where there is no file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def find_line(lines: Sequence[Line], key: Line) -> Line | None:
     """Returns the first line of this run, test and settings."""
     return next((line for line in lines if all(agrees(line.get(n), key[n]) for n in key)), None)
@@ -301,13 +295,6 @@ def agrees(recorded: Any, current: Any) -> bool:
     if isinstance(recorded, list) and isinstance(current, list):
         return len(recorded) == len(current) and all(map(agrees, recorded, current))
     return bool(recorded == current)
-
-
-def add_line(path: Path, line: Line) -> None:
-    """Appends a line to a file of results."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def run_all(jobs: Sequence[tuple[Run, Sequence[Test]]], path: Path) -> Iterator[Line]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vlmill.extract.config import ExtractConfig
-from vlmill.runtime.console.command import int_at_least
+from vlmill.runtime.console.command import add_count
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.service.settings import (
     add_name_arguments,
@@ -39,13 +39,11 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``extract-rois serve`` and of its detector."""
     serve.description = "Answers requests for the regions of images, over HTTP."
     add_service_arguments(serve)
-    serve.add_argument(
+    add_count(
+        serve,
         "--workers",
-        type=int_at_least(1),
+        "number of decoding processes per device (default: %(default)s); a fast GPU needs several",
         default=1,
-        metavar="N",
-        help="number of decoding processes per device (default: %(default)s); a fast GPU "
-        "needs several",
     )
     add_name_arguments(serve)
 

@@ -1,9 +1,8 @@
 """Declares the arguments of ``train-vl push``, and runs it."""
 
 import argparse
-from dataclasses import fields
 
-from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.console.command import make_options, path_or_url
 from vlmill.runtime.weights.names import parse_repository
 from vlmill.train.checkpoints.folders import find_checkpoint
 
@@ -59,5 +58,4 @@ def run_push(args: argparse.Namespace) -> int:
     # torch loads slowly: import it only after the arguments are checked.
     from vlmill.inference.push.upload import PushOptions, push
 
-    names = {field.name for field in fields(PushOptions)}
-    return push(PushOptions(**{n: v for n, v in vars(args).items() if n in names}))
+    return push(make_options(PushOptions, args))

@@ -2,15 +2,18 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
+from typing import TYPE_CHECKING
 
-from vlmill.runtime.console.command import add_lock_seconds, int_at_least, path_or_url
+from vlmill.runtime.console.command import add_count, add_lock_seconds, make_options, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
+
+if TYPE_CHECKING:
+    from vlmill.inference.search.embedding_inputs import EmbedOptions
 
 EMBED_HELP = """\
 Write the vectors of a checkpoint as a table, `vectors`.
@@ -98,29 +101,33 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_address(parser)
     add("--pairs", required=True, metavar="TABLE", help="table of image-text pairs")
     _add_shared_arguments(parser)
-    add(
+    add_count(
+        parser,
         "--rows-per-shard",
-        dest="vectors_per_shard",
-        type=int_at_least(1),
+        "number of pairs per shard; a killed run loses at most one unfinished shard",
         default=10_000,
-        metavar="N",
-        help="number of pairs per shard; a killed run loses at most one unfinished shard "
-        "(default: 10000)",
+        dest="vectors_per_shard",
     )
 
 
 def run_score(args: argparse.Namespace) -> int:
     """Runs ``train-vl score``; returns the exit status."""
+    options = _make_options(args)
+    from vlmill.inference.search.pair_scores import score_pairs
+
+    return score_pairs(options)
+
+
+def _make_options(args: argparse.Namespace) -> "EmbedOptions":
+    """Returns the options of ``embed`` and ``score``. Raises InputError for missing inputs."""
     find_checkpoint(args.checkpoint)
     # pyarrow and torch load slowly: import them only after the arguments are checked.
     from vlmill.runtime.files.reading import require_tables
 
     require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
     from vlmill.inference.search.embedding_inputs import EmbedOptions
-    from vlmill.inference.search.pair_scores import score_pairs
 
-    names = {field.name for field in fields(EmbedOptions)}
-    return score_pairs(EmbedOptions(**{n: v for n, v in vars(args).items() if n in names}))
+    return make_options(EmbedOptions, args)
 
 
 def _add_shared_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,16 +153,9 @@ def _add_shared_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_embed(args: argparse.Namespace) -> int:
     """Runs ``train-vl embed``; returns the exit status."""
-    find_checkpoint(args.checkpoint)
-    # pyarrow and torch load slowly: import them only after the arguments are checked.
-    from vlmill.runtime.files.reading import require_tables
-
-    require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
+    options = _make_options(args)
     from vlmill.inference.search.embedding import embed, estimate
-    from vlmill.inference.search.embedding_inputs import EmbedOptions
 
-    names = {field.name for field in fields(EmbedOptions)}
-    options = EmbedOptions(**{n: v for n, v in vars(args).items() if n in names})
     if args.dry_run:
         return print_estimate(estimate(options), options.output)
     return embed(options, force=args.force)
@@ -180,12 +180,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         help="device of the search: cpu, or cuda, cuda:1, ... for flat and ivf with faiss-gpu "
         "(default: cpu)",
     )
-    add(
-        "--threads",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of FAISS threads (default: one per core)",
-    )
+    add_count(parser, "--threads", "number of FAISS threads (default: one per core)")
     add_allow_address(parser)
 
 
@@ -224,12 +219,13 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
         help="table of --columns: a folder with the table pairs, or Parquet files with image_id or "
         "pair_id; with --append: that of the new rows",
     )
-    add(
+    add_count(
+        parser,
         "--neighbours",
-        type=int_at_least(0),
-        metavar="K",
-        help="number of nearest rows to store for each row, so that similar items are looked up "
+        "number of nearest rows to store for each row, so that similar items are looked up "
         "(default: 0)",
+        least=0,
+        metavar="K",
     )
     add(
         "--append",
@@ -276,19 +272,8 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         help="only results with this value; repeat it for other values of the column, or columns",
     )
     add("--queries", metavar="TABLE", help="table of query vectors from the same checkpoint")
-    add(
-        "--top",
-        type=int_at_least(1),
-        default=10,
-        metavar="K",
-        help="number of results per query (default: 10)",
-    )
-    add(
-        "--rerank",
-        type=int_at_least(1),
-        metavar="N",
-        help="rank the N best results of each text again, with --reranker",
-    )
+    add_count(parser, "--top", "number of results per query", default=10, metavar="K")
+    add_count(parser, "--rerank", "rank the N best results of each text again, with --reranker")
     add(
         "--reranker",
         type=path_or_name,
@@ -371,6 +356,4 @@ def run_search(args: argparse.Namespace) -> int:
     from vlmill.inference.search.answering import search
     from vlmill.inference.search.indexing import SearchOptions
 
-    names = {field.name for field in fields(SearchOptions)}
-    values = {n: v for n, v in vars(args).items() if n in names}
-    return search(SearchOptions(**{**values, "where": parse_where(args.where)}))
+    return search(make_options(SearchOptions, args, where=parse_where(args.where)))

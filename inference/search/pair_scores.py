@@ -21,7 +21,7 @@ from vlmill.inference.search.embedding_inputs import (
     open_embedding,
 )
 from vlmill.inference.search.table import PAIR
-from vlmill.inference.search.vectors import find_row_fault
+from vlmill.inference.search.vectors import find_row_fault, group_by_image
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
@@ -145,19 +145,11 @@ def _score_rows(
     return pairs, rejects
 
 
-def _group_by_image(setup: EmbeddingSetup, chosen: Sequence[int]) -> dict[str, list[int]]:
-    assert setup.loaded_pairs is not None
-    groups = dict[str, list[int]]()
-    for index in chosen:
-        groups.setdefault(str(setup.loaded_pairs.pairs[index].image_id), []).append(index)
-    return groups
-
-
 @torch.inference_mode()
 def _probabilities(setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance) -> Scored:
     """Scores each text with its image, which is read once for all of its texts in the part."""
     assert setup.texts is not None
-    groups, images = _group_by_image(setup, chosen), setup.image_inputs()
+    groups, images = group_by_image(setup, chosen), setup.image_inputs()
     scorer = make_scorer(setup.loaded.model, get_max_elements(setup.feeding))
     scores, faults = dict[int, float](), dict[int, Reason]()
     missing = images.missing(list(groups))
@@ -180,7 +172,7 @@ def _probabilities(setup: EmbeddingSetup, chosen: Sequence[int], advance: Advanc
 def _cosines(setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance) -> Scored:
     """Returns the inner product of each text's and its image's unit vectors."""
     assert setup.texts is not None
-    groups, images = _group_by_image(setup, chosen), setup.image_inputs()
+    groups, images = group_by_image(setup, chosen), setup.image_inputs()
     assert isinstance(images, PixelImages)
     model, device, batch_size = setup.loaded.model, setup.device, setup.options.batch_size
     missing = dict(images.missing(list(groups)))

@@ -108,16 +108,22 @@ def _text_vectors(
     return dict(zip(chosen, vectors, strict=True)), {}
 
 
+def group_by_image(setup: EmbeddingSetup, chosen: Sequence[int]) -> dict[str, list[int]]:
+    """Returns the rows of the pairs by their image."""
+    assert setup.loaded_pairs is not None
+    groups = dict[str, list[int]]()
+    for index in chosen:
+        groups.setdefault(str(setup.loaded_pairs.pairs[index].image_id), []).append(index)
+    return groups
+
+
 @torch.inference_mode()
 def _pair_vectors(
     setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance
 ) -> tuple[dict[int, Vector], Faults]:
     """Embeds each text with its image, which is read once for all of its texts in the part."""
-    assert setup.loaded_pairs is not None and setup.texts is not None
-    indices_by_image = dict[str, list[int]]()
-    for index in chosen:
-        indices_by_image.setdefault(str(setup.loaded_pairs.pairs[index].image_id), []).append(index)
-    images = setup.image_inputs()
+    assert setup.texts is not None
+    indices_by_image, images = group_by_image(setup, chosen), setup.image_inputs()
     scorer = make_scorer(setup.loaded.model, get_max_elements(setup.feeding))
     vectors, faults = dict[int, Vector](), dict(images.missing(list(indices_by_image)))
     for image_id, rows in indices_by_image.items():

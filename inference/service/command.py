@@ -4,7 +4,7 @@ import argparse
 import functools
 from typing import TYPE_CHECKING
 
-from vlmill.runtime.console.command import int_at_least, path_or_url
+from vlmill.runtime.console.command import add_count, make_options, path_or_url
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.service.settings import (
     add_name_arguments,
@@ -63,12 +63,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="for a model that reads regions: the --weights of their extraction",
     )
     add("--index", type=path_or_url, metavar="DIR", help="index for /v1/search and /v1/similar")
-    add(
+    add_count(
+        parser,
         "--index-seconds",
-        type=int_at_least(1),
+        "time in seconds after which DIR is looked at for a new index",
         default=10,
         metavar="S",
-        help="time in seconds after which DIR is looked at for a new index (default: %(default)s)",
     )
     add(
         "--reranker",
@@ -97,12 +97,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--device", default="cpu", help="device: cpu, cuda, or a list: cuda:0,cuda:1 (default: cpu)"
     )
-    add(
+    add_count(
+        parser,
         "--batch-size",
-        type=int_at_least(1),
+        "largest number of images and texts (or pairs, for scores) in a forward pass; requests "
+        "are combined up to about a second of work",
         default=64,
-        help="largest number of images and texts (or pairs, for scores) in a forward pass; "
-        "requests are combined up to about a second of work (default: 64)",
     )
     add_service_arguments(parser)
     add_name_arguments(parser)
@@ -158,15 +158,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
     plans = []
     if args.checkpoint is not None:
-        options = ModelOptions(
-            checkpoint=args.checkpoint,
-            detector=args.detector,
-            index=args.index,
-            reranker=args.reranker,
-            regions=args.regions,
-            images=args.images,
-            batch_size=args.batch_size,
-        )
+        options = make_options(ModelOptions, args)
         plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
     return run_service(shell, application, plans, "train-vl serve", check=check)
 

@@ -16,7 +16,7 @@ from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_json import parse_json, read_json
+from vlmill.schemas.plain_json import parse_json, read_object
 from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, find_checkpoint, saved_steps
@@ -110,14 +110,9 @@ def read_folder(folder: Path) -> FolderSummary:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"it has {path.stat().st_size} bytes")
-        content = read_json(path)
-        if not isinstance(content, dict):
-            raise ValueError("no JSON object")
+        return read_object(path, max_bytes=MAX_JSON_BYTES)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error}); use another checkpoint") from None
-    return content
 
 
 def read_weights(path: Path) -> Weights:

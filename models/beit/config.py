@@ -6,6 +6,7 @@ Where the paper does not specify a detail, the released code is followed.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vlmill.models.config_checks import (
@@ -69,14 +70,11 @@ class BeitConfig:
         return not (self.num_classes and self.mean_pooling)
 
 
-def beit_base(**changes: Any) -> BeitConfig:
-    """Returns the base model of masked image modelling, 92.0 million parameters."""
-    return BeitConfig(**changes)
+# The base model of masked image modelling, 92.0 million parameters.
+beit_base = partial(BeitConfig)
 
-
-def beit_large(**changes: Any) -> BeitConfig:
-    """Returns the large model, 311.5 million parameters; its layer scales start near 0."""
-    return BeitConfig(**(LARGE | {"layer_scale": 1e-5} | changes))
+# The large model, 311.5 million parameters; its layer scales start near 0.
+beit_large = partial(BeitConfig, **LARGE, layer_scale=1e-5)
 
 
 # VLMo's paper has learned absolute positions and no layer scale (arXiv:2111.02358, sec. 3.1), and
@@ -87,26 +85,16 @@ PAPER: dict[str, Any] = {
     "layer_scale": None,
 }
 
+# The base model with the positions of VLMo's paper, 92.1 million parameters.
+beit_base_paper = partial(beit_base, **PAPER)
 
-def beit_base_paper(**changes: Any) -> BeitConfig:
-    """Returns the base model with the positions of VLMo's paper, 92.1 million parameters."""
-    return beit_base(**(PAPER | changes))
+# The large model with the positions of VLMo's paper, 311.7 million parameters.
+beit_large_paper = partial(beit_large, **PAPER)
 
-
-def beit_large_paper(**changes: Any) -> BeitConfig:
-    """Returns the large model with the positions of VLMo's paper, 311.7 million parameters."""
-    return beit_large(**(PAPER | changes))
-
-
-def beit_base_plus(**changes: Any) -> BeitConfig:
-    """Returns the narrow and deep model of VLMo's base-plus, 90.4 million parameters."""
-    plus: dict[str, Any] = {
-        "width": 544,
-        "num_layers": 24,
-        "num_heads": 16,
-        "intermediate_width": 2176,
-    }
-    return beit_base(**(PAPER | plus | changes))
+# The narrow and deep model of VLMo's base-plus, 90.4 million parameters.
+beit_base_plus = partial(
+    beit_base, **PAPER, width=544, num_layers=24, num_heads=16, intermediate_width=2176
+)
 
 
 def image_classifier(config: BeitConfig, num_classes: int) -> BeitConfig:

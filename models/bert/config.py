@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vlmill.models.config_checks import (
     INIT_STD,
     LARGE,
     SMALL,
+    HeadConfig,
     check_activation,
     check_heads,
     check_shares,
@@ -45,38 +47,23 @@ class BertConfig:
         return self.num_positions
 
 
-def bert_base(**changes: Any) -> BertConfig:
-    """Returns BERT-base: 12 layers of 768, 109.5 million parameters below the heads.
+# BERT-base: 12 layers of 768, 109.5 million parameters below the heads.
+bert_base = partial(BertConfig)
 
-    ``changes`` replace fields.
-    """
-    return BertConfig(**changes)
+# BERT-large: 24 layers of 1024, 335.1 million parameters below the heads.
+bert_large = partial(BertConfig, **LARGE)
 
-
-def bert_large(**changes: Any) -> BertConfig:
-    """Returns BERT-large: 24 layers of 1024, 335.1 million parameters below the heads.
-
-    ``changes`` replace fields.
-    """
-    return BertConfig(**(LARGE | changes))
-
-
-def bert_small(**changes: Any) -> BertConfig:
-    """Returns a model of a few million parameters for CPU trials; ``changes`` replace fields."""
-    return BertConfig(**(SMALL | {"num_layers": 4} | changes))
+# A model of a few million parameters for CPU trials.
+bert_small = partial(BertConfig, **SMALL, num_layers=4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertTextConfig:
+class BertTextConfig(HeadConfig):
     """Configures a classifier of texts (GLUE); one label is a regression (STS-B)."""
 
     trunk: BertConfig
     num_labels: int
     dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
 
 
 PRESETS: dict[str, Callable[..., Any]] = {

@@ -1,7 +1,7 @@
 """Defines BERT's row in the registry."""
 
 from vlmill.models.bert.config import PRESETS, BertConfig, BertTextConfig
-from vlmill.models.rows import Networks, Paper, Variant
+from vlmill.models.rows import Networks, Paper, Variant, task_variant
 
 
 def networks() -> Networks:
@@ -21,11 +21,9 @@ ROW = Paper(
         Variant(
             name="bert", config=BertConfig, kind="text", objectives=("text_mlm",), starts_from=()
         ),
-        Variant(
+        task_variant(
             name="bert-text",
             config=BertTextConfig,
-            pretrains=False,
-            body="trunk",
             heads={"glue": "pooled"},
             starts_from=(),
         ),

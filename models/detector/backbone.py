@@ -1,11 +1,13 @@
 """Builds the ResNet stages of a detector: the stages for full images and the one for regions."""
 
+from typing import Any, cast
+
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vlmill.models.detector.config import BLOCKS, DetectorConfig
-from vlmill.models.detector.resnet import Norm, Stem, pre_activation_stage, resnet_stage
+from vlmill.models.detector.resnet import Norm, PreActivationBottleneck, Stem, resnet_stage
 
 # The feature maps that a detector's proposals and regions share, each half as large as the one
 # before: res4 alone (C4), p2 to p6 of a pyramid, or the last stage alone for a grid.
@@ -77,26 +79,15 @@ def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
     before = config.stem_channels if number == 2 else config.res2_channels * factor // 2
     blocks = BLOCKS[config.depth][number - 2]
     widths = (before, config.res2_width * factor, config.res2_channels * factor)
-    stride = {2: 1, 5: config.res5_stride}.get(number, 2)
     norm = make_norm(config, number)
-    dilation, in_1x1 = config.res5_dilation if number == 5 else 1, config.stride_in_1x1
+    options: dict[str, Any] = {
+        "stride": {2: 1, 5: config.res5_stride}.get(number, 2),
+        "dilation": config.res5_dilation if number == 5 else 1,
+        "stride_in_1x1": config.stride_in_1x1,
+    }
     if config.pre_activation:
-        return pre_activation_stage(
-            blocks,
-            *widths,
-            norm,
-            stride=stride,
-            dilation=dilation,
-            stride_in_1x1=in_1x1,
-            activated=number == 5,
-        )
-    return resnet_stage(
-        blocks,
-        *widths,
-        norm,
-        stride=stride,
-        dilation=dilation,
-        stride_in_1x1=in_1x1,
-        groups=config.groups,
-        deformable=number in config.deformable_stages,
-    )
+        stage = resnet_stage(blocks, *widths, norm, block=PreActivationBottleneck, **options)
+        cast(PreActivationBottleneck, stage[0]).activated = number == 5
+        return stage
+    options |= {"groups": config.groups, "deformable": number in config.deformable_stages}
+    return resnet_stage(blocks, *widths, norm, **options)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 # Detectron2's bound: no box grows by more than 1000/16 in one regression.
@@ -260,59 +261,49 @@ def milvlg(**changes: Any) -> DetectorConfig:
     return dataclasses.replace(DetectorConfig(), **changes)
 
 
-def caffe(**changes: Any) -> DetectorConfig:
-    """Configures the rules of the original Caffe code, for weights in the port's layout."""
-    return milvlg(
-        **{"family": "caffe", "max_log_scale": None, "min_size_inclusive": True} | changes
-    )
+# The rules of the original Caffe code, for weights in the port's layout.
+caffe = partial(milvlg, family="caffe", max_log_scale=None, min_size_inclusive=True)
 
+# The port's ResNet-152: pre-activation blocks, strided res5, no pixel mean.
+milvlg_r152 = partial(
+    milvlg,
+    depth=152,
+    pixel_mean=(0.0, 0.0, 0.0),
+    norm_eps=2e-5,
+    pre_activation=True,
+    stride_in_1x1=False,
+    res5_stride=2,
+    res5_dilation=1,
+)
 
-def milvlg_r152(**changes: Any) -> DetectorConfig:
-    """Configures the port's ResNet-152: pre-activation blocks, strided res5, no pixel mean."""
-    settings = {
-        "depth": 152,
-        "pixel_mean": (0.0, 0.0, 0.0),
-        "norm_eps": 2e-5,
-        "pre_activation": True,
-        "stride_in_1x1": False,
-        "res5_stride": 2,
-        "res5_dilation": 1,
-    }
-    return milvlg(**settings | changes)
+# The Detectron2 fork of LXMERT's author: the best class of each region, as the author
+# recommends.
+airsplay = partial(
+    milvlg,
+    family="airsplay",
+    resize="pillow",
+    short_side=800,
+    long_side=1333,
+    box_offset=0.0,
+    anchor_layout="centred",
+    box_weights=(10.0, 10.0, 5.0, 5.0),
+    objectness="logit",
+    filter_before_top=False,
+    min_proposal_size=0.0,
+    min_size_of="input",
+    nms_inclusive=False,
+    background="last",
+    attribute_background=False,
+    selection="best-class",
+    written_boxes="refined",
+    class_nms_thresholds=RISING_THRESHOLDS,
+)
 
-
-def airsplay(**changes: Any) -> DetectorConfig:
-    """Configures the Detectron2 fork of LXMERT's author: the best class of each region, as the
-    author recommends.
-    """
-    settings = {
-        "family": "airsplay",
-        "resize": "pillow",
-        "short_side": 800,
-        "long_side": 1333,
-        "box_offset": 0.0,
-        "anchor_layout": "centred",
-        "box_weights": (10.0, 10.0, 5.0, 5.0),
-        "objectness": "logit",
-        "filter_before_top": False,
-        "min_proposal_size": 0.0,
-        "min_size_of": "input",
-        "nms_inclusive": False,
-        "background": "last",
-        "attribute_background": False,
-        "selection": "best-class",
-        "written_boxes": "refined",
-        "class_nms_thresholds": RISING_THRESHOLDS,
-    }
-    return milvlg(**settings | changes)
-
-
-def airsplay_pairs(**changes: Any) -> DetectorConfig:
-    """Configures the notebooks of that Detectron2 fork: a region counts once for each of its
-    possible classes.
-    """
-    settings = {"selection": "class-pairs", "class_nms_thresholds": (0.5, 0.6, 0.7, 0.8, 0.9)}
-    return airsplay(**settings | changes)
+# The notebooks of that Detectron2 fork: a region counts once for each of its possible
+# classes.
+airsplay_pairs = partial(
+    airsplay, selection="class-pairs", class_nms_thresholds=(0.5, 0.6, 0.7, 0.8, 0.9)
+)
 
 
 def hf_frcnn(*, legacy_rgb: bool = False, **changes: Any) -> DetectorConfig:
@@ -325,179 +316,150 @@ def hf_frcnn(*, legacy_rgb: bool = False, **changes: Any) -> DetectorConfig:
     return airsplay(**{"family": "hf-frcnn", "resize": "torch"} | order | changes)
 
 
-def detectron2(**changes: Any) -> DetectorConfig:
-    """Configures Detectron2's own C4 models: COCO classes, RoIAlign, no attributes."""
-    settings = {
-        "family": "detectron2",
-        "num_classes": 80,
-        "num_attributes": 0,
-        "rpn_channels": 1024,
-        "pixel_mean": (103.53, 116.28, 123.675),
-        "stem_ceil_pool": False,
-        "res5_stride": 2,
-        "res5_dilation": 1,
-        "anchor_scales": (2.0, 4.0, 8.0, 16.0, 32.0),
-        "post_nms_top": 1000,
-        "pooling": "align",
-        "selection": "class-pairs",
-        "class_nms_thresholds": (0.5,),
-    }
-    return airsplay(**settings | changes)
+# Detectron2's own C4 models: COCO classes, RoIAlign, no attributes.
+detectron2 = partial(
+    airsplay,
+    family="detectron2",
+    num_classes=80,
+    num_attributes=0,
+    rpn_channels=1024,
+    pixel_mean=(103.53, 116.28, 123.675),
+    stem_ceil_pool=False,
+    res5_stride=2,
+    res5_dilation=1,
+    anchor_scales=(2.0, 4.0, 8.0, 16.0, 32.0),
+    post_nms_top=1000,
+    pooling="align",
+    selection="class-pairs",
+    class_nms_thresholds=(0.5,),
+)
 
+# The port's Detectron2 mode: Detectron2's network and, in addition to its box predictor,
+# an attribute head without "no attribute".
+milvlg_d2 = partial(
+    detectron2,
+    family="milvlg-d2",
+    resize="opencv",
+    short_side=600,
+    long_side=1000,
+    num_classes=1600,
+    num_attributes=400,
+    attribute_background=None,
+    sampling_ratio=2,
+)
 
-def milvlg_d2(**changes: Any) -> DetectorConfig:
-    """Configures the port's Detectron2 mode: Detectron2's network and, in addition to its box
-    predictor, an attribute head without "no attribute".
-    """
-    settings = {
-        "family": "milvlg-d2",
-        "resize": "opencv",
-        "short_side": 600,
-        "long_side": 1000,
-        "num_classes": 1600,
-        "num_attributes": 400,
-        "attribute_background": None,
-        "sampling_ratio": 2,
-    }
-    return detectron2(**settings | changes)
+# The port's ResNeXt-152 in its Detectron2 mode (``bua-d2-frcnn-x152``).
+milvlg_d2_x152 = partial(milvlg_d2, depth=152, **RESNEXT_32X8, pool_size=7)
 
+# Detectron2's models with a feature pyramid, Faster or Mask R-CNN: COCO classes, 1024
+# features of the second linear layer.
+detectron2_fpn = partial(
+    detectron2,
+    family="detectron2-fpn",
+    fpn_channels=256,
+    last_stage=5,
+    res5_stride=2,
+    rpn_channels=256,
+    size_divisibility=32,
+    anchor_scales=(8.0,) * 5,
+    pre_nms_top=1000,
+    feature_layer="fc2",
+    pool_size=7,
+)
 
-def milvlg_d2_x152(**changes: Any) -> DetectorConfig:
-    """Configures the port's ResNeXt-152 in its Detectron2 mode (``bua-d2-frcnn-x152``)."""
-    settings = {"depth": 152, **RESNEXT_32X8, "pool_size": 7}
-    return milvlg_d2(**settings | changes)
+# Detectron2's ResNeXt-101 with a feature pyramid.
+detectron2_x101_fpn = partial(detectron2_fpn, pixel_std=X101_STD, **RESNEXT_32X8)
 
+# The settings that detectors of maskrcnn-benchmark share: legacy anchors, boxes that end
+# at their last pixel, objectness as a probability, normalisation without an epsilon.
+maskrcnn_benchmark = partial(
+    milvlg,
+    norm_eps=0.0,
+    stem_ceil_pool=False,
+    res5_stride=2,
+    res5_dilation=1,
+    decoded_offset=1.0,
+    objectness="sigmoid",
+    filter_before_top=False,
+    min_proposal_size=0.0,
+    min_size_of="input",
+    min_size_inclusive=True,
+    nms_inclusive=False,
+    pooling="align-legacy",
+    box_weights=(10.0, 10.0, 5.0, 5.0),
+)
 
-def detectron2_fpn(**changes: Any) -> DetectorConfig:
-    """Configures Detectron2's models with a feature pyramid, Faster or Mask R-CNN: COCO classes,
-    1024 features of the second linear layer.
-    """
-    settings = {
-        "family": "detectron2-fpn",
-        "fpn_channels": 256,
-        "last_stage": 5,
-        "res5_stride": 2,
-        "rpn_channels": 256,
-        "size_divisibility": 32,
-        "anchor_scales": (8.0,) * 5,
-        "pre_nms_top": 1000,
-        "feature_layer": "fc2",
-        "pool_size": 7,
-    }
-    return detectron2(**settings | changes)
+# VinVL's ResNeXt-152 C4 (Zhang et al. 2021, arXiv:2101.00529) with objects and
+# attributes. Regions are proposals; each has the most probable of the classes it survives in.
+vinvl = partial(
+    maskrcnn_benchmark,
+    family="vinvl",
+    depth=152,
+    **RESNEXT_32X8,
+    num_classes=1594,
+    num_attributes=524,
+    rpn_channels=1024,
+    resize="pillow",
+    truncated_sides=True,
+    pixel_mean=(103.53, 116.28, 123.675),
+    nms_offset=0.0,
+    clips_written=False,
+    anchor_scales=(2.0, 4.0, 8.0, 16.0, 32.0),
+    attribute_boxes="written",
+    selection="kept-class",
+)
 
+# VinVL with boxes refined for each class, as in its demonstration.
+vinvl_refined = partial(vinvl, written_boxes="refined")
 
-def detectron2_x101_fpn(**changes: Any) -> DetectorConfig:
-    """Configures Detectron2's ResNeXt-101 with a feature pyramid."""
-    return detectron2_fpn(**{"pixel_std": X101_STD, **RESNEXT_32X8} | changes)
+# VinVL's second selection (``NMS_FILTER 2``): one suppression for all classes.
+vinvl_fast = partial(
+    vinvl, selection="best-class", class_nms_thresholds=(0.5,), candidate_share=0.01
+)
 
+# vqa-maskrcnn-benchmark's ResNeXt-152 with a feature pyramid. Its first linear layer
+# (fc6) computes the region features of Pythia, MMF, M4C and 12-in-1.
+vqa_maskrcnn = partial(
+    maskrcnn_benchmark,
+    family="vqa-maskrcnn",
+    depth=152,
+    **RESNEXT_32X8,
+    fpn_channels=512,
+    fc_channels=2048,
+    last_stage=5,
+    num_attributes=0,
+    rpn_channels=512,
+    short_side=800,
+    long_side=1333,
+    size_divisibility=32,
+    clipped_to="padded",
+    anchor_scales=(8.0,) * 5,
+    pre_nms_top=1000,
+    map_nms_top=1000,
+    post_nms_top=1000,
+    feature_layer="fc1",
+    level_eps=1e-6,
+    pool_size=7,
+    sampling_ratio=2,
+    selection="kept-confidence",
+    class_nms_thresholds=(0.5,),
+)
 
-def maskrcnn_benchmark(**changes: Any) -> DetectorConfig:
-    """Configures the settings that detectors of maskrcnn-benchmark share: legacy anchors, boxes
-    that end at their last pixel, objectness as a probability, normalisation without an epsilon.
-    """
-    settings = {
-        "norm_eps": 0.0,
-        "stem_ceil_pool": False,
-        "res5_stride": 2,
-        "res5_dilation": 1,
-        "decoded_offset": 1.0,
-        "objectness": "sigmoid",
-        "filter_before_top": False,
-        "min_proposal_size": 0.0,
-        "min_size_of": "input",
-        "min_size_inclusive": True,
-        "nms_inclusive": False,
-        "pooling": "align-legacy",
-        "box_weights": (10.0, 10.0, 5.0, 5.0),
-    }
-    return milvlg(**settings | changes)
+# Grid features (Jiang et al. 2020, arXiv:2001.03615): the cells of res5 over the full
+# image. The dilation is the one used for extraction, regardless of the one used in training.
+grid_feats = partial(
+    detectron2,
+    family="grid-feats",
+    depth=50,
+    short_side=600,
+    long_side=1000,
+    num_classes=1600,
+    last_stage=5,
+    regions="grid",
+)
 
-
-def vinvl(**changes: Any) -> DetectorConfig:
-    """Configures VinVL's ResNeXt-152 C4 (Zhang et al. 2021, arXiv:2101.00529) with objects and
-    attributes. Regions are proposals; each has the most probable of the classes it survives in.
-    """
-    settings = {
-        "family": "vinvl",
-        "depth": 152,
-        **RESNEXT_32X8,
-        "num_classes": 1594,
-        "num_attributes": 524,
-        "rpn_channels": 1024,
-        "resize": "pillow",
-        "truncated_sides": True,
-        "pixel_mean": (103.53, 116.28, 123.675),
-        "nms_offset": 0.0,
-        "clips_written": False,
-        "anchor_scales": (2.0, 4.0, 8.0, 16.0, 32.0),
-        "attribute_boxes": "written",
-        "selection": "kept-class",
-    }
-    return maskrcnn_benchmark(**settings | changes)
-
-
-def vinvl_refined(**changes: Any) -> DetectorConfig:
-    """Configures VinVL with boxes refined for each class, as in its demonstration."""
-    return vinvl(**{"written_boxes": "refined"} | changes)
-
-
-def vinvl_fast(**changes: Any) -> DetectorConfig:
-    """Configures VinVL's second selection (``NMS_FILTER 2``): one suppression for all classes."""
-    settings = {"selection": "best-class", "class_nms_thresholds": (0.5,), "candidate_share": 0.01}
-    return vinvl(**settings | changes)
-
-
-def vqa_maskrcnn(**changes: Any) -> DetectorConfig:
-    """Configures vqa-maskrcnn-benchmark's ResNeXt-152 with a feature pyramid. Its first linear
-    layer (fc6) computes the region features of Pythia, MMF, M4C and 12-in-1.
-    """
-    settings = {
-        "family": "vqa-maskrcnn",
-        "depth": 152,
-        **RESNEXT_32X8,
-        "fpn_channels": 512,
-        "fc_channels": 2048,
-        "last_stage": 5,
-        "num_attributes": 0,
-        "rpn_channels": 512,
-        "short_side": 800,
-        "long_side": 1333,
-        "size_divisibility": 32,
-        "clipped_to": "padded",
-        "anchor_scales": (8.0,) * 5,
-        "pre_nms_top": 1000,
-        "map_nms_top": 1000,
-        "post_nms_top": 1000,
-        "feature_layer": "fc1",
-        "level_eps": 1e-6,
-        "pool_size": 7,
-        "sampling_ratio": 2,
-        "selection": "kept-confidence",
-        "class_nms_thresholds": (0.5,),
-    }
-    return maskrcnn_benchmark(**settings | changes)
-
-
-def grid_feats(**changes: Any) -> DetectorConfig:
-    """Configures grid features (Jiang et al. 2020, arXiv:2001.03615): the cells of res5 over the
-    full image. The dilation is the one used for extraction, regardless of the one used in training.
-    """
-    settings = {
-        "family": "grid-feats",
-        "depth": 50,
-        "short_side": 600,
-        "long_side": 1000,
-        "num_classes": 1600,
-        "last_stage": 5,
-        "regions": "grid",
-    }
-    return detectron2(**settings | changes)
-
-
-def grid_feats_updn(**changes: Any) -> DetectorConfig:
-    """Configures grid features of a C4 detector that applies res5 to regions (R-50-updn)."""
-    return grid_feats(**{"last_stage": 4} | changes)
+# Grid features of a C4 detector that applies res5 to regions (R-50-updn).
+grid_feats_updn = partial(grid_feats, last_stage=4)
 
 
 def as_grid(config: DetectorConfig) -> DetectorConfig:

@@ -4,7 +4,7 @@ B images or RoIs, C channels, H x W pixels or cells.
 """
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -58,17 +58,14 @@ class FrozenBatchNorm(nn.Module):
         )
 
 
-class ConvNorm(nn.Conv2d):
-    """Applies a convolution without bias and the normalisation of its output, in the submodule
-    ``norm``.
-    """
+class SameConv(nn.Conv2d):
+    """Applies a convolution without bias whose padding keeps the size, apart from the stride."""
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel: int,
-        norm: Norm,
         *,
         stride: int = 1,
         dilation: int = 1,
@@ -84,6 +81,17 @@ class ConvNorm(nn.Conv2d):
             groups=groups,
             bias=False,
         )
+
+
+class ConvNorm(SameConv):
+    """Applies a convolution without bias and the normalisation of its output, in the submodule
+    ``norm``.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, norm: Norm, **options: int
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel, **options)
         self.norm = norm.layer(out_channels)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
@@ -114,28 +122,13 @@ class DeformableConvNorm(ConvNorm):
         )
 
 
-class NormConv(nn.Conv2d):
+class NormConv(SameConv):
     """Applies a convolution to its normalised and rectified input (He et al. 2016b)."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel: int,
-        norm: Norm,
-        *,
-        stride: int = 1,
-        dilation: int = 1,
+        self, in_channels: int, out_channels: int, kernel: int, norm: Norm, **options: int
     ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel,
-            stride=stride,
-            padding=dilation * (kernel // 2),
-            dilation=dilation,
-            bias=False,
-        )
+        super().__init__(in_channels, out_channels, kernel, **options)
         self.norm = norm.layer(in_channels)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
@@ -258,11 +251,10 @@ class PreActivationBottleneck(nn.Module):
         stride: int,
         dilation: int = 1,
         stride_in_1x1: bool = False,
-        activated: bool = False,
     ) -> None:
         super().__init__()
         first, second = (stride, 1) if stride_in_1x1 else (1, stride)
-        self.activated = activated
+        self.activated = False
         self.norm = norm.layer(in_channels)
         self.conv1 = nn.Conv2d(in_channels, mid_channels, 1, stride=first, bias=False)
         self.conv2 = NormConv(mid_channels, mid_channels, 3, norm, stride=second, dilation=dilation)
@@ -296,58 +288,16 @@ def resnet_stage(
     norm: Norm,
     *,
     stride: int,
-    dilation: int,
-    stride_in_1x1: bool,
-    groups: int = 1,
-    deformable: bool = False,
+    block: type[Bottleneck] | type[PreActivationBottleneck] = Bottleneck,
+    **options: Any,
 ) -> nn.Sequential:
-    """Returns the blocks of one resolution; only the first one strides, all of them dilate."""
-    return nn.Sequential(
-        *(
-            Bottleneck(
-                out_channels if i else in_channels,
-                mid_channels,
-                out_channels,
-                norm,
-                stride=1 if i else stride,
-                dilation=dilation,
-                stride_in_1x1=stride_in_1x1,
-                groups=groups,
-                deformable=deformable,
-            )
-            for i in range(num_blocks)
-        )
+    """Returns the blocks of one resolution, built with ``options``; only the first one strides."""
+    first = block(in_channels, mid_channels, out_channels, norm, stride=stride, **options)
+    following = (
+        block(out_channels, mid_channels, out_channels, norm, stride=1, **options)
+        for _ in range(num_blocks - 1)
     )
-
-
-def pre_activation_stage(
-    num_blocks: int,
-    in_channels: int,
-    mid_channels: int,
-    out_channels: int,
-    norm: Norm,
-    *,
-    stride: int,
-    dilation: int,
-    stride_in_1x1: bool,
-    activated: bool,
-) -> nn.Sequential:
-    """Returns the blocks of one resolution like :func:`resnet_stage`, as pre-activation blocks."""
-    return nn.Sequential(
-        *(
-            PreActivationBottleneck(
-                out_channels if i else in_channels,
-                mid_channels,
-                out_channels,
-                norm,
-                stride=1 if i else stride,
-                dilation=dilation,
-                stride_in_1x1=stride_in_1x1,
-                activated=activated and i == 0,
-            )
-            for i in range(num_blocks)
-        )
-    )
+    return nn.Sequential(first, *following)
 
 
 def fold_norms(model: nn.Module) -> None:

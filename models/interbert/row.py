@@ -1,7 +1,7 @@
 """Defines InterBERT's row in the registry."""
 
 from vlmill.models.interbert import config
-from vlmill.models.rows import Networks, Paper, Variant
+from vlmill.models.rows import LABEL_HEADS, Networks, Paper, Variant, task_variant
 
 
 def networks() -> Networks:
@@ -24,22 +24,15 @@ ROW = Paper(
     networks=networks,
     variants=(
         Variant(name="interbert", config=config.InterBertConfig),
-        Variant(
+        task_variant(
             name="interbert-pictures",
             config=config.InterBertImagesConfig,
-            pretrains=False,
-            body="trunk",
-            heads={
-                **{"nlvr2": "pooled", "vqa": "labels"},
-                **{"classification": "labels", "entailment": "labels"},
-            },
+            heads=LABEL_HEADS,
         ),
         # Fine-tuned with the head of pretraining, too (arXiv:2003.13198, sec. 4; code).
-        Variant(
+        task_variant(
             name="interbert-tasks",
             config=config.InterBertTasksConfig,
-            pretrains=False,
-            body="trunk",
             match_head="trunk.match_head",
             match_logit="trunk.match_logit",
             heads={"refcoco": "regions", "vcr": "pooled"},
@@ -47,11 +40,9 @@ ROW = Paper(
             # parts.
             choice_options={"for_captions": False},
         ),
-        Variant(
+        task_variant(
             name="interbert-text",
             config=config.InterBertTextConfig,
-            pretrains=False,
-            body="trunk",
             heads={"glue": "pooled"},
         ),
     ),

@@ -1,6 +1,6 @@
 """Defines ViLBERT's row in the registry."""
 
-from vlmill.models.rows import Networks, Paper, Variant
+from vlmill.models.rows import LABEL_HEADS, Networks, Paper, Variant, task_variant
 from vlmill.models.vilbert import config
 
 
@@ -30,29 +30,20 @@ ROW = Paper(
     variants=(
         Variant(name="vilbert", config=config.VilbertConfig, scores_pairs="streams"),
         Variant(name="vilbert-single-stream", config=config.SingleStreamConfig),
-        Variant(
+        task_variant(
             name="vilbert-12in1-tasks",
             config=config.Vilbert12in1Config,
-            pretrains=False,
-            body="trunk",
             heads={"nlvr2": "task token", "refcoco": "regions", "vcr": "pooled"},
         ),
-        Variant(
+        task_variant(
             name="vilbert-classifier",
             config=config.VilbertClassifierConfig,
-            pretrains=False,
-            body="trunk",
-            heads={
-                **{"nlvr2": "pooled", "vqa": "labels"},
-                **{"classification": "labels", "entailment": "labels"},
-            },
+            heads=LABEL_HEADS,
         ),
         # The code trains a new head for retrieval and VCR instead of the head of pretraining.
-        Variant(
+        task_variant(
             name="vilbert-tasks",
             config=config.VilbertTasksConfig,
-            pretrains=False,
-            body="trunk",
             match_head="score_head",
             match_logit="scores",
             heads={"refcoco": "regions", "vcr": "pooled", "vqa": "pooled"},

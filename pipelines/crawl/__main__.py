@@ -3,19 +3,20 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.pipelines.web.fetching.flags import add_buckets, add_policy_flags, build_policy
 from vlmill.runtime.console.command import (
     Parser,
-    add_fresh,
-    add_lock_seconds,
-    int_at_least,
+    add_count,
     run_command,
 )
-from vlmill.runtime.console.cost import add_dry_run
-from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.net.flags import add_allow_address
-from vlmill.runtime.units.flags import add_part, local_workers, part_name, require_part
+from vlmill.runtime.units.flags import (
+    add_run_flags,
+    local_workers,
+    lock_job,
+)
 from vlmill.runtime.units.launch.loading import parse_job
 from vlmill.schemas.errors import InputError
 
@@ -91,50 +92,41 @@ def parser() -> Parser:
     add_policy_flags(p)
     add_allow_address(p)
     add_buckets(p)
-    p.add_argument(
-        "--workers",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of processes, each with one bucket (default: one per core)",
-    )
-    add_part(p)
-    p.add_argument(
+    add_count(p, "--workers", "number of processes, each with one bucket (default: one per core)")
+    add_count(
+        p,
         "--warc-bytes",
-        type=int_at_least(1),
+        "size in bytes at which a WARC file is closed (default: 1 GiB)",
         default=1 << 30,
-        metavar="N",
-        help="size in bytes at which a WARC file is closed (default: 1 GiB)",
     )
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_run_flags(p)
     return p
 
 
 def _add_scope(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
+    add_count(
+        p,
         "--follow",
-        type=int_at_least(0),
+        "depth of links to follow from listed pages",
+        least=0,
         default=0,
         metavar="DEPTH",
-        help="depth of links to follow from listed pages (default: 0)",
     )
     p.add_argument("--same-host", action="store_true", help="follow only links to the same host")
-    p.add_argument(
+    add_count(
+        p,
         "--max-pages-per-host",
-        type=int_at_least(0),
+        "largest number of followed pages per host, in addition to the listed pages",
+        least=0,
         default=1_000,
-        metavar="N",
-        help="largest number of followed pages per host, in addition to the listed "
-        "pages (default: 1000)",
     )
-    p.add_argument(
+    add_count(
+        p,
         "--addresses",
-        type=int_at_least(0),
-        default=4,
-        metavar="N",
-        help="number of addresses to try per image, the largest first, until one of them gives the "
+        "number of addresses to try per image, the largest first, until one of them gives the "
         "image (default: 4; 0: no images)",
+        least=0,
+        default=4,
     )
 
 
@@ -177,19 +169,16 @@ def _add_images(p: argparse.ArgumentParser) -> None:
         help="quality of JPEG and WebP, 1 to 100, or the compression level of PNG, 0 to 9 "
         "(default: 95; PNG: 6)",
     )
-    group.add_argument(
+    add_count(
+        group,
         "--min-side",
-        type=int_at_least(0),
+        "drop images with a side of PX pixels or less",
+        least=0,
         default=0,
         metavar="PX",
-        help="drop images with a side of PX pixels or less (default: 0)",
     )
-    group.add_argument(
-        "--rows-per-shard",
-        type=int_at_least(1),
-        default=10_000,
-        metavar="N",
-        help="number of rows in a file of pairs and of images (default: 10000)",
+    add_count(
+        group, "--rows-per-shard", "number of rows in a file of pairs and of images", default=10_000
     )
     group.add_argument(
         "--keep-archives",
@@ -236,9 +225,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parse_job(parser(), arguments)
     require_source(args)
-    require_part(args, beam_flags)
-    output = None if args.dry_run else args.output
-    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args, beam_flags):
         manners = build_policy(args)
         workers = local_workers(args.workers, beam_flags)
         # Slow to import, so it is imported after the arguments are checked.
@@ -247,10 +234,7 @@ def run(arguments: Sequence[str]) -> int:
         return job.run(args, manners, workers, beam_flags)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

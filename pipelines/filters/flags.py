@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmill.pipelines.web.texts import wordfreq
 from vlmill.pipelines.web.texts.blocked import SHIPPED
-from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.command import Flags, print_status
 from vlmill.runtime.extras import install_command
 from vlmill.schemas.errors import InputError
 
@@ -147,20 +147,25 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
         "the threshold and write the best of each image to --output",
     )
     group.add_argument("--regions", help="regions table of the images (without --warc)")
-    group.add_argument(
-        "--classes",
-        metavar="FILE",
-        help="file with the names of the regions' classes, one per line, synonyms "
-        "separated by commas",
-    )
-    group.add_argument(
-        "--attributes", metavar="FILE", help="file with the names of the regions' attributes"
-    )
+    add_vocabulary(group)
     group.add_argument(
         "--scorer",
         metavar="FILE",
         help="model of fit_scorer; with --warc it chooses among the texts of each image by text "
         "and image content (default without --warc: scores by how well texts agree with regions)",
+    )
+
+
+def add_vocabulary(parser: Flags) -> None:
+    """Adds the files of names by which regions are compared with texts."""
+    parser.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="file with the names of the regions' classes, one per line, synonyms "
+        "separated by commas",
+    )
+    parser.add_argument(
+        "--attributes", metavar="FILE", help="file with the names of the regions' attributes"
     )
 
 

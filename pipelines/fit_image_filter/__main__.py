@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.pipelines.filters.labels import add_fit_flags, require_fit_flags
 from vlmill.runtime.console.command import Parser, run_command
@@ -53,10 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     return job.run(args)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

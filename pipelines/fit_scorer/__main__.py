@@ -3,7 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
+from vlmill.pipelines.filters.flags import add_vocabulary
 from vlmill.pipelines.filters.labels import add_fit_flags, require_fit_flags
 from vlmill.runtime.console.command import Parser, run_command
 
@@ -41,15 +43,7 @@ def parser() -> Parser:
     p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
     p.add_argument("--images", help="images table, for image features")
     p.add_argument("--regions", help="regions table, for features of detected objects")
-    p.add_argument(
-        "--classes",
-        metavar="FILE",
-        help="file with the names of the regions' classes, one per line, synonyms "
-        "separated by commas",
-    )
-    p.add_argument(
-        "--attributes", metavar="FILE", help="file with the names of the regions' attributes"
-    )
+    add_vocabulary(p)
     add_fit_flags(p, "score that counts as describing")
     p.add_argument(
         "--list-features", action=ListFeatures, nargs=0, help="print all features and exit"
@@ -67,10 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     return job.run(args)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,19 +3,16 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, build_rules
 from vlmill.runtime.console.command import (
     Parser,
-    add_fresh,
-    add_lock_seconds,
-    int_at_least,
+    add_count,
     run_command,
 )
-from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.cores import all_cores
-from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.units.flags import add_part, part_name, require_part
+from vlmill.runtime.units.flags import add_run_flags, lock_job
 from vlmill.runtime.units.launch.loading import parse_job, require_flags
 
 
@@ -74,33 +71,24 @@ def parser() -> Parser:
     p.add_argument(
         "--token-pattern", metavar="RE", help=f"regular expression of a word (default: {WORDS})"
     )
-    p.add_argument(
+    add_count(
+        p,
         "--document-parts",
-        type=int_at_least(1),
+        "number of parts of an index that does not fit into memory; the rows stay the same, the "
+        "time grows at most by the square root of P, and each negative takes 12 bytes of disk per "
+        "part",
         default=1,
         metavar="P",
-        help="number of parts of an index that does not fit into memory; the rows stay the same, "
-        "the time grows at most by the square root of P, and each negative takes 12 bytes of disk "
-        "per part (default: 1)",
     )
-    p.add_argument(
+    add_count(
+        p,
         "--workers",
-        type=int_at_least(1),
+        "number of processes that split words on this machine, and of threads that search in each "
+        "process; the output stays the same (default: one per core)",
         default=all_cores(),
-        metavar="N",
-        help="number of processes that split words on this machine, and of threads that "
-        "search in each process; the output stays the same (default: one per core)",
     )
-    p.add_argument(
-        "--pairs-per-shard",
-        type=int_at_least(1),
-        default=50_000,
-        help="number of pairs per shard (default: 50000)",
-    )
-    add_part(p)
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_count(p, "--pairs-per-shard", "number of pairs per shard", default=50_000)
+    add_run_flags(p)
     return p
 
 
@@ -108,9 +96,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parse_job(parser(), arguments)
     require_flags(beam_flags)
-    require_part(args, beam_flags)
-    output = None if args.dry_run else args.output
-    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args, beam_flags):
         return _run(args, beam_flags)
 
 
@@ -128,10 +114,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return job.run(args, source, rules, beam_flags)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,8 +8,7 @@ from functools import partial
 
 from vlmill.pipelines.manifest.flags import TITLES
 from vlmill.runtime.console.command import Parser, run_command
-from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.units.flags import part_name, require_part
+from vlmill.runtime.units.flags import lock_job
 from vlmill.runtime.units.launch.loading import parse_job, require_flags
 from vlmill.schemas.errors import InputError
 
@@ -76,18 +75,13 @@ def run(arguments: Sequence[str]) -> int:
     args, beam_flags = parse_job(parser(loaded), arguments)
     require_flags(beam_flags)
     args.beam_flags = beam_flags
-    require_part(args, beam_flags)
     if args.part is not None and getattr(args, "fetch", False):
         raise InputError("--part and --fetch do not go together; run --fetch on one machine")
-    output = None if args.dry_run else args.output
-    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args, beam_flags):
         return loaded[args.dataset].run(args)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

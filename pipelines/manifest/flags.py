@@ -2,10 +2,9 @@
 
 import argparse
 
-from vlmill.runtime.console.command import add_fresh, add_lock_seconds, int_at_least
-from vlmill.runtime.console.cost import add_dry_run
+from vlmill.runtime.console.command import add_count
 from vlmill.runtime.cores import all_cores
-from vlmill.runtime.units.flags import add_part
+from vlmill.runtime.units.flags import add_run_flags
 
 MANY_WORKERS = 8
 TITLES: dict[str, str] = {
@@ -49,22 +48,35 @@ TITLES: dict[str, str] = {
 
 def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> None:
     """Adds the flags for shards, threads, a dry run and the output of an earlier run."""
-    p.add_argument(
-        "--rows-per-shard",
-        type=int_at_least(1),
-        default=rows_per_shard,
-        metavar="N",
-        help="number of rows per shard (default: %(default)s)",
-    )
-    p.add_argument(
+    add_count(p, "--rows-per-shard", "number of rows per shard", default=rows_per_shard)
+    add_count(
+        p,
         "--workers",
-        type=int_at_least(1),
+        "number of threads that read images and of processes that decode them; the rows stay the "
+        "same",
         default=min(MANY_WORKERS, all_cores()),
-        metavar="N",
-        help="number of threads that read images and of processes that decode them; the "
-        "rows stay the same (default: %(default)s)",
     )
-    add_part(p)
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_run_flags(p)
+
+
+def add_source(p: argparse.ArgumentParser, default: str) -> None:
+    """Adds ``--source``, for data sets of the user's own files."""
+    p.add_argument(
+        "--source",
+        default=default,
+        metavar="NAME",
+        help=f"value of the column source (default: {default})",
+    )
+
+
+def add_split_columns(p: argparse.ArgumentParser) -> None:
+    """Adds the flags of the column of splits."""
+    splits = p.add_mutually_exclusive_group()
+    splits.add_argument(
+        "--split-column",
+        metavar="C",
+        help="column of splits, kept unchanged (default: a column named split)",
+    )
+    splits.add_argument(
+        "--no-split-column", action="store_true", help="ignore a column named split"
+    )

@@ -3,18 +3,16 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.runtime.console.command import (
     Parser,
-    add_fresh,
-    add_lock_seconds,
-    int_at_least,
+    add_count,
     run_command,
 )
-from vlmill.runtime.console.cost import add_cost_arguments
+from vlmill.runtime.console.cost import add_force
 from vlmill.runtime.cores import all_cores
-from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.units.flags import add_part, part_name, require_part
+from vlmill.runtime.units.flags import add_run_flags, lock_job
 from vlmill.schemas.errors import InputError
 
 DESCRIPTION = """\
@@ -70,13 +68,7 @@ def parser() -> Parser:
         help="published hard_negative.pkl, instead of --regions",
     )
     p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
-    p.add_argument(
-        "--top",
-        type=int_at_least(1),
-        default=100,
-        metavar="N",
-        help="number of nearest images per image (default: 100)",
-    )
+    add_count(p, "--top", "number of nearest images per image", default=100)
     p.add_argument("--pairs", metavar="P", help="pairs table, for the split of each image")
     p.add_argument("--images", metavar="I", help="images table, to show images in the report")
     p.add_argument(
@@ -86,13 +78,7 @@ def parser() -> Parser:
         help="first: row 0 of each image is the full image; none: row 0 is a region "
         "(default: auto)",
     )
-    p.add_argument(
-        "--threads",
-        type=int_at_least(1),
-        default=all_cores(),
-        metavar="N",
-        help="number of threads; the rows stay the same (default: %(default)s)",
-    )
+    add_count(p, "--threads", "number of threads; the rows stay the same", default=all_cores())
     p.add_argument(
         "--search-device",
         default="cpu",
@@ -100,23 +86,15 @@ def parser() -> Parser:
         help="device of the search: cpu, or cuda, cuda:1, ... with faiss-gpu; the rows stay the "
         "same (default: cpu)",
     )
-    p.add_argument(
-        "--images-per-shard",
-        type=int_at_least(1),
-        default=10_000,
-        metavar="N",
-        help="number of images per shard (default: 10000)",
-    )
+    add_count(p, "--images-per-shard", "number of images per shard", default=10_000)
     p.add_argument(
         "--id-prefix",
         default="",
         metavar="TEXT",
         help="prefix for each id of --import, such as flickr30k/",
     )
-    add_part(p)
-    add_fresh(p)
-    add_cost_arguments(p)
-    add_lock_seconds(p)
+    add_run_flags(p)
+    add_force(p)
     return p
 
 
@@ -124,9 +102,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job."""
     args = parser().parse_args(arguments)
     check(args)
-    require_part(args)
-    output = None if args.dry_run else args.output
-    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args):
         return _run(args)
 
 
@@ -154,10 +130,7 @@ def _run(args: argparse.Namespace) -> int:
     return job.run(args)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,19 +3,17 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.extract.flags import add_engine, add_names
 from vlmill.extract.from_flags import check_detector, make_config
 from vlmill.runtime.console.command import (
     Parser,
-    add_fresh,
-    add_lock_seconds,
     path_or_url,
     run_command,
 )
-from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.net.flags import add_allow_address
-from vlmill.runtime.units.flags import add_part, part_name, require_part
+from vlmill.runtime.units.flags import add_run_flags, lock_job
 from vlmill.runtime.units.launch.loading import parse_job, require_flags
 
 
@@ -48,9 +46,7 @@ def parser() -> Parser:
     p.add_argument(
         "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
-    add_part(p)
-    add_fresh(p)
-    add_lock_seconds(p)
+    add_run_flags(p, dry_run=False)
     add_allow_address(p)
     add_engine(p)
     add_names(p)
@@ -61,8 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parse_job(parser(), arguments)
     require_flags(beam_flags)
-    require_part(args, beam_flags)
-    with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args, beam_flags):
         return _run(args, beam_flags)
 
 
@@ -79,10 +74,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return job.run(args, tables, beam_flags)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

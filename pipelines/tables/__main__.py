@@ -4,6 +4,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from vlmill.pipelines.tables import choice
@@ -13,21 +14,23 @@ from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
 from vlmill.pipelines.tables.removal import Removal, count_trained_on, find_removal, read_request
 from vlmill.runtime.console.command import (
     Parser,
-    add_fresh,
-    add_lock_seconds,
-    int_at_least,
+    add_count,
     path_or_url,
     print_status,
     run_command,
 )
 from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.outputs import State, prepare_job, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
-from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
+from vlmill.runtime.units.flags import (
+    add_run_flags,
+    add_workers,
+    local_workers,
+    lock_job,
+)
 from vlmill.runtime.units.launch.loading import parse_job
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
@@ -91,9 +94,7 @@ def _add_shared(p: argparse.ArgumentParser) -> None:
         "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     add_workers(p)
-    add_part(p)
-    add_fresh(p)
-    add_lock_seconds(p)
+    add_run_flags(p, dry_run=False)
 
 
 def _add_filter(p: argparse.ArgumentParser) -> None:
@@ -116,7 +117,7 @@ def _add_filter(p: argparse.ArgumentParser) -> None:
 
 def _add_sample(p: argparse.ArgumentParser) -> None:
     amount = p.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="number of rows")
+    add_count(amount, "--rows", "number of rows")
     amount.add_argument(
         "--fraction", type=float, metavar="F", help="approximate fraction of the rows, 0 to 1"
     )
@@ -249,8 +250,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the subcommand."""
     args, beam_flags = parse_job(parser(), arguments)
     workers = local_workers(args.workers, beam_flags)
-    require_part(args, beam_flags)
-    with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args, beam_flags):
         tables, inputs = open_inputs(args.inputs)
         if any(to_path(argument).resolve() == args.output.resolve() for argument in args.inputs):
             raise InputError(f"--output {args.output} is one of the IN; give another folder")
@@ -318,10 +318,7 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from vlmill.pipelines.filters.flags import (
     add_filter_arguments,
@@ -18,18 +19,20 @@ from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_a
 from vlmill.pipelines.web_pairs.rules_file import RulesFile, read_rules_file
 from vlmill.runtime.console.command import (
     Parser,
-    add_fresh,
-    add_lock_seconds,
-    int_at_least,
+    add_count,
     run_command,
 )
-from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.copies import full_disk_reason
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local
 from vlmill.runtime.net.remote_file import Unreachable
-from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
+from vlmill.runtime.units.flags import (
+    add_run_flags,
+    add_workers,
+    local_workers,
+    lock_job,
+)
 from vlmill.runtime.units.launch.loading import parse_job, quiet_beam_import
 from vlmill.schemas.errors import InputError
 
@@ -72,14 +75,8 @@ def parser() -> Parser:
     p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
     add_fetch(p)
     add_filter_arguments(p)
-    p.add_argument(
-        "--shards",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of files per table (default: one for each 512 MB of archives)",
-    )
+    add_count(p, "--shards", "number of files per table (default: one for each 512 MB of archives)")
     add_workers(p)
-    add_part(p)
     p.add_argument(
         "--format",
         choices=("parquet", "webdataset"),
@@ -89,9 +86,7 @@ def parser() -> Parser:
     )
     _add_rules(p)
     _add_sets(p)
-    add_fresh(p)
-    add_dry_run(p)
-    add_lock_seconds(p)
+    add_run_flags(p)
     add_scoring_arguments(p)
     return p
 
@@ -233,11 +228,9 @@ def run(arguments: Sequence[str]) -> int:
         require_local("--output", args.output)
         with lock_output(args.output):
             return rescore(args) if args.candidates is None else choose_candidates(args)
-    require_part(args, beam_flags)
     if args.part is not None and args.fetch:
         raise InputError("--part and --fetch do not go together; run --fetch on one machine")
-    output = None if args.dry_run else args.output
-    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
+    with lock_job(args, beam_flags):
         return _run(args, beam_flags)
 
 
@@ -285,10 +278,7 @@ def build_rules(args: argparse.Namespace, file: RulesFile) -> WebPairRules:
         raise InputError(f"{flags}: {error}") from None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit status."""
-    return run_command(run, argv)
-
+main = partial(run_command, run)
 
 if __name__ == "__main__":
     sys.exit(main())

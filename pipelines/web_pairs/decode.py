@@ -135,16 +135,7 @@ def choose_scored(pair: Pair, body: bytes | None, scorer: "Scorer") -> Pair | Dr
     best = max(scored, key=lambda text: (text.score, text.text))
     if best.score < scorer.threshold:
         return Drop(Reason.LOW_SCORE, f"{best.score:.3f} {best.text_source}: {best.text}")
-    chosen = replace(
-        pair,
-        text=best.text,
-        text_source=best.text_source,
-        score=best.score,
-        language=best.language,
-        page_url=best.page_url,
-        license=best.license,
-        features=best.features,
-    )
+    chosen = replace(pair, **best.as_fields())
     return with_others(chosen, (text for text in scored if text is not best), len(pair.others))
 
 

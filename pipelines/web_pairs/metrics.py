@@ -69,35 +69,45 @@ def score_bin(score: float) -> int:
     return int(score / SCORE_BIN)
 
 
-class RejectExamples:
-    """Collects a few rejects of each stage and reason: those with the lowest hashes."""
+class _Examples:
+    """Collects a few rows of each kind: those with the lowest hashes."""
+
+    name: str  # of the examples in a unit's record
 
     def __init__(self) -> None:
-        self._examples: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+        self._examples: dict[Any, list[tuple[str, dict[str, Any]]]] = {}
 
-    def collect(self, rejects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Passes rejects on and collects examples."""
-        for row in rejects:
-            examples = self._examples.setdefault((row["stage"], row["reason"]), [])
-            examples.append((drawn(row["key"]), row))
-            if len(examples) > 20 * EXAMPLES:
-                examples[:] = select_first(examples)
-            yield row
+    def _collect(self, kind: object, key: str, row: dict[str, Any]) -> None:
+        examples = self._examples.setdefault(kind, [])
+        examples.append((drawn(key), row))
+        if len(examples) > 20 * EXAMPLES:
+            examples[:] = select_first(examples)
 
     def as_json(self) -> dict[str, Any]:
         """Returns plain values, for the unit's record."""
         kinds = sorted(self._examples.items())
-        return {"examples": [example for _, each in kinds for example in select_first(each)]}
+        return {self.name: [example for _, each in kinds for example in select_first(each)]}
 
 
-class RejectedImages:
+class RejectExamples(_Examples):
+    """Collects a few rejects of each stage and reason."""
+
+    name = "examples"
+
+    def collect(self, rejects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Passes rejects on and collects examples."""
+        for row in rejects:
+            self._collect((row["stage"], row["reason"]), row["key"], row)
+            yield row
+
+
+class RejectedImages(_Examples):
     """Collects a few images of each reason that were dropped after decoding, with their texts.
 
     Racy images are excluded: nobody should have to look at them in a report.
     """
 
-    def __init__(self) -> None:
-        self._examples: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    name = "rejected"
 
     def add(self, pair: Pair, drop: Drop) -> None:
         """Adds a pair whose image is dropped."""
@@ -107,15 +117,7 @@ class RejectedImages:
         about = {"text": pair.text, "page_url": pair.page_url, "url": image.url}
         location = {"archive": image.archive, "offset": image.offset}
         reason = {"reason": drop.reason.value, "detail": drop.detail}
-        examples = self._examples.setdefault(drop.reason.value, [])
-        examples.append((drawn(image.url), {**about, **location, **reason}))
-        if len(examples) > 20 * EXAMPLES:
-            examples[:] = select_first(examples)
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns plain values, for the unit's record."""
-        kinds = sorted(self._examples.items())
-        return {"rejected": [example for _, each in kinds for example in select_first(each)]}
+        self._collect(drop.reason.value, image.url, {**about, **location, **reason})
 
 
 def select_first(

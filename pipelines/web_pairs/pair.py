@@ -2,7 +2,8 @@
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from vlmill.pipelines.web.choice.joined_page import TextSource
 from vlmill.pipelines.web.pages.images import ArchivedImage
@@ -11,22 +12,8 @@ from vlmill.pipelines.web.texts.words import split_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherText:
-    """Holds a further text of a pair's image, on the same or on another page."""
+    """Holds a text of an image: of a pair, or a further one on the same or on another page."""
 
-    text: str
-    text_source: TextSource
-    score: float
-    language: str
-    page_url: str
-    license: str | None = None
-    features: dict[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Holds an image with one of its texts."""
-
-    image: ArchivedImage
     text: str
     text_source: TextSource
     score: float
@@ -34,19 +21,22 @@ class Pair:
     page_url: str
     license: str | None = None
     features: dict[str, float] | None = None  # of its score, if candidates are kept
+
+    def as_fields(self) -> dict[str, Any]:
+        """Returns the text's own fields, without those of a pair."""
+        return {field.name: getattr(self, field.name) for field in fields(OtherText)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair(OtherText):
+    """Holds an image with one of its texts."""
+
+    image: ArchivedImage
     others: tuple[OtherText, ...] = ()  # the best first
 
     def as_other(self) -> OtherText:
         """Returns the pair's text as a further text of its image."""
-        return OtherText(
-            text=self.text,
-            text_source=self.text_source,
-            score=self.score,
-            language=self.language,
-            page_url=self.page_url,
-            license=self.license,
-            features=self.features,
-        )
+        return OtherText(**self.as_fields())
 
 
 def with_others(pair: Pair, others: Iterable[OtherText], most: int) -> Pair:

@@ -15,8 +15,9 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import vlmill
 from vlmill.runtime.bus_errors import name_shrunken_files
@@ -39,6 +40,8 @@ _NO_MEMORY = (
 )
 _WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: (.*?)\.|exited)")
 MAX_LINE = 500
+Options = TypeVar("Options")
+Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def failure_line(error: Exception) -> str | None:
@@ -288,6 +291,32 @@ def non_negative_float(text: str) -> float:
     if (value := finite_float(text)) < 0:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0")
     return value
+
+
+def make_options(kind: Callable[..., Options], args: argparse.Namespace, **more: Any) -> Options:
+    """Builds a dataclass from the arguments with the names of its fields, and from ``more``."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in vars(args).items() if name in names} | more)
+
+
+def add_count(
+    parser: Flags,
+    flag: str,
+    help: str,
+    *,
+    least: int = 1,
+    default: int | None = None,
+    metavar: str = "N",
+    dest: str | None = None,
+) -> None:
+    """Adds a flag that is a whole number, ``least`` or more.
+
+    The help ends with the default, unless it states one itself.
+    """
+    if default is not None and "(default: " not in help:
+        help += " (default: %(default)s)"
+    number, dest = int_at_least(least), dest or flag.strip("-").replace("-", "_")
+    parser.add_argument(flag, type=number, default=default, metavar=metavar, dest=dest, help=help)
 
 
 def add_fresh(parser: argparse.ArgumentParser) -> None:

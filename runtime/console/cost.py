@@ -63,8 +63,13 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares ``--dry-run``, and ``--force`` against the refusal of :func:`require_disk_space`."""
+    """Declares ``--dry-run`` and ``--force``."""
     add_dry_run(parser)
+    add_force(parser)
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--force``, against the refusal of :func:`require_disk_space`."""
     parser.add_argument(
         "--force", action="store_true", help="run even if the disk is too small for the output"
     )

@@ -15,7 +15,7 @@ from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.runtime.files.paths import is_web, matches, to_path
 from vlmill.runtime.files.remote import is_remote
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plain_json import read_object
 
 CHECKPOINT = "checkpoint.json"
 MOST_LEVELS = 32
@@ -56,14 +56,9 @@ def read_record(folder: str | Path) -> tuple[str | None, list[Input] | None]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_RECORD_BYTES:
-            raise ValueError(f"it has {path.stat().st_size} bytes")
-        content = read_json(path)
-        if not isinstance(content, dict):
-            raise ValueError("no JSON object")
+        return read_object(path, max_bytes=MAX_RECORD_BYTES)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error}); write the folder again") from None
-    return content
 
 
 def lineage(folder: str | Path) -> tuple[Node, ...]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlmill.runtime.console.command import make_options
 from vlmill.schemas.errors import InputError
 
 MEBIBYTE = 2**20
@@ -168,21 +169,14 @@ def read_service_settings(
     arguments: argparse.Namespace, *, batch: int, batch_seconds: float | None = None
 ) -> ServiceSettings:
     """Reads the flags of :func:`add_service_arguments`. Raises InputError."""
-    return ServiceSettings(
-        host=arguments.host,
-        port=arguments.port,
+    return make_options(
+        ServiceSettings,
+        arguments,
         token=read_token(arguments.token_file),
-        max_bytes=arguments.max_bytes,
-        max_images=arguments.max_images,
-        max_connections=arguments.max_connections,
-        queue=arguments.queue,
         batch=batch,
         batch_seconds=batch_seconds,
         batch_wait=arguments.batch_wait / 1_000,
-        seconds=arguments.seconds,
         header_seconds=min(ServiceSettings.header_seconds, arguments.seconds),
-        allow_urls=arguments.allow_urls,
-        contact=arguments.contact,
         allowed_addresses=tuple(arguments.allow_address),
     )
 

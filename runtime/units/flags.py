@@ -1,11 +1,19 @@
 """Declares the flags of jobs with units in processes. Help texts load it, so it imports little."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from vlmill.runtime.console.command import int_at_least, non_negative_float
+from vlmill.runtime.console.command import (
+    add_count,
+    add_fresh,
+    add_lock_seconds,
+    non_negative_float,
+)
+from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.cores import all_cores
+from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.units.launch.loading import require_flags
 from vlmill.runtime.units.share import START_S, parse_share
 from vlmill.schemas.errors import InputError
@@ -13,17 +21,16 @@ from vlmill.schemas.errors import InputError
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Adds ``--workers``, for jobs whose units are done in processes."""
-    parser.add_argument(
+    add_count(
+        parser,
         "--workers",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of processes on this machine, without --runner; the output stays the "
-        "same (default: one per core)",
+        "number of processes on this machine, without --runner; the output stays the same "
+        "(default: one per core)",
     )
 
 
-def add_part(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--part``, for jobs whose units several machines do without a runner."""
+def add_run_flags(parser: argparse.ArgumentParser, *, dry_run: bool = True) -> None:
+    """Adds the flags of :func:`lock_job` and of jobs that continue an earlier run."""
     parser.add_argument(
         "--part",
         type=parse_share,
@@ -39,6 +46,22 @@ def add_part(parser: argparse.ArgumentParser) -> None:
         help="with --part: wait S seconds for parts that have not started or were killed (default: "
         f"{START_S:.0f}); an array job starts its tasks at different times",
     )
+    add_fresh(parser)
+    if dry_run:
+        add_dry_run(parser)
+    add_lock_seconds(parser)
+
+
+@contextmanager
+def lock_job(args: argparse.Namespace, beam_flags: Sequence[str] = ()) -> Iterator[None]:
+    """Holds the lock of a job's ``--output``, or of its part; a dry run, which writes nothing, has
+    none. Raises InputError as `require_part` and `lock_output` do.
+    """
+    require_part(args, beam_flags)
+    dry_run = getattr(args, "dry_run", False)
+    part = None if args.part is None else args.part.name
+    with lock_output(None if dry_run else args.output, part=part, seconds=args.lock_seconds):
+        yield
 
 
 def require_part(args: argparse.Namespace, beam_flags: Sequence[str] = ()) -> None:
@@ -56,11 +79,6 @@ def require_part(args: argparse.Namespace, beam_flags: Sequence[str] = ()) -> No
             "--fresh would delete the output of the other parts; remove it, and delete "
             f"{args.output} before all parts"
         )
-
-
-def part_name(args: argparse.Namespace) -> str | None:
-    """Returns the name of the lock of an output for ``--part``; None for the entire output."""
-    return None if args.part is None or getattr(args, "dry_run", False) else args.part.name
 
 
 def local_workers(workers: int | None, beam_flags: Sequence[str]) -> int:

@@ -10,8 +10,8 @@ import pytest
 from proof import text_arms
 from proof.summary import lines_of
 from proof.task_arms import BLIND, MARGIN, TaskArm, short_arms, task_recipe
-from proof.task_runs import Line, finished, results
-from shell import KEYS
+from proof.task_runs import Line, finished
+from shell import KEYS, read_lines
 
 from vlmill.train.tasks.registry import task_recipe_named
 
@@ -117,7 +117,7 @@ def test_what_is_missing_is_listed_and_nothing_trained(
 
 
 def test_every_committed_line_is_of_an_arm_that_stands() -> None:
-    lines = results(learning_tasks.COMMITTED)
+    lines = read_lines(learning_tasks.COMMITTED)
     form = learning_tasks.forms()[True]
     jobs = learning_tasks.jobs_of(form, None, [0, 1, 2], Path("nowhere"))
     known = [found for job in jobs if (found := finished(job, lines)) is not None]
@@ -133,7 +133,7 @@ def test_every_committed_line_is_of_an_arm_that_stands() -> None:
 
 def test_relations_are_learnt_by_more_than_boxes_tell() -> None:
     boxes_alone, name = 0.5, "relation/test/accuracy"  # as the test of the expressions counts it
-    lines = {told["name"]: told["metrics"] for told in results(learning_tasks.COMMITTED)}
+    lines = {told["name"]: told["metrics"] for told in read_lines(learning_tasks.COMMITTED)}
     assert lines["refcoco/blind/seed-0"][name] <= boxes_alone + MARGIN
     for arm in ("vl-bert", "vl-bert-from-pixels"):
         assert lines[f"refcoco/{arm}/seed-0"][name] >= boxes_alone + MARGIN

@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 import reproduce
-from proof.task_runs import finished, results
+from proof.task_runs import finished
 from published import all_tables
 from published.compare import AGREES, DIFFERS, WITHIN, compared, comparisons
 from published.page import COLOURS, ONE_SEED, image, page
 from published.row import AblationTable, Figure, Row, Subject
-from shell import KEYS
+from shell import KEYS, read_lines
 
 from vlmill.train.recipes import change_recipe, recipe_named
 from vlmill.train.tasks.registry import task_recipe_named
@@ -128,7 +128,7 @@ def test_what_is_missing_is_listed_and_nothing_trained(
 
 def test_the_committed_page_is_what_the_committed_lines_say() -> None:
     """And every line is of a row as it stands."""
-    form, lines = reproduce.forms()[True], results(reproduce.COMMITTED)
+    form, lines = reproduce.forms()[True], read_lines(reproduce.COMMITTED)
     jobs = reproduce.jobs_of_form(form, form.tables, reproduce.SEEDS, Path("nowhere"))
     assert sum(finished(job, lines) is not None for job in jobs) == len(lines)
     by_table = compared(all_tables(), reproduce.lines_of_form(form, reproduce.COMMITTED))

@@ -9,7 +9,7 @@ from typing import Any
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import Entry
 from vlmill.pipelines.manifest.reading.columns import parquet_rows
-from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source, file_source
 from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
@@ -96,7 +96,7 @@ def _paths(root: Path, name: str) -> dict[str, list[Path]]:
 
 
 def _source(path: Path, folder: str) -> Source:
-    return Source(path=path, name=f"{folder}/{path.name}", size=path.stat().st_size)
+    return file_source(path, f"{folder}/{path.name}")
 
 
 def _check_columns(task: HubTask, source: Source) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from vlmill.pipelines.manifest.flags import add_run_arguments
+from vlmill.pipelines.manifest.flags import add_run_arguments, add_source, add_split_columns
 from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.reading.rows import FORMATS
 from vlmill.runtime.console.command import path_or_url
@@ -78,19 +78,9 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
-    splits = p.add_mutually_exclusive_group()
-    splits.add_argument(
-        "--split-column",
-        metavar="C",
-        help="column of splits, kept unchanged (default: a column named split)",
-    )
-    splits.add_argument(
-        "--no-split-column", action="store_true", help="ignore a column named split"
-    )
+    add_split_columns(p)
     p.add_argument("--split", metavar="NAME", help="split of rows without one (default: null)")
-    p.add_argument(
-        "--source", default="own", metavar="NAME", help="value of the column source (default: own)"
-    )
+    add_source(p, "own")
     p.add_argument(
         "--language", metavar="CODE", help="language of the captions, such as en (default: null)"
     )

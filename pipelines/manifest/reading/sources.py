@@ -191,6 +191,11 @@ class Source:
             yield io.BufferedReader(file, 1 << 20)
 
 
+def file_source(path: Path, name: str | None = None) -> Source:
+    """Returns the source of a file on the disk; its name is the file's unless it is given."""
+    return Source(path=path, name=path.name if name is None else name, size=path.stat().st_size)
+
+
 def _open_source(source: Source, stack: ExitStack) -> Bounded:
     if source.member is None:
         file, is_packed = open_unpacked(source.path, stack)
@@ -263,7 +268,7 @@ class Folder:
                 for ending in ("", ".gz"):
                     path = self._names.get(tried + ending, self.root / (tried + ending))
                     if path.is_file() and self._is_meant(path):
-                        return Source(path=path, name=_base(name), size=path.stat().st_size)
+                        return file_source(path, _base(name))
         for name in names:
             for archive in self._archives:
                 if (member := archive.find_member(name)) is not None:

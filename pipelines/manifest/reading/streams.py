@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from vlmill.pipelines.manifest.reading.json_text import check_depth, json_decoder
 from vlmill.pipelines.manifest.reading.lines import json_lines
-from vlmill.pipelines.manifest.reading.sources import Source
+from vlmill.pipelines.manifest.reading.sources import Source, file_source
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -267,7 +267,7 @@ def json_format(path: Path) -> str:
 
 def json_records(path: Path, format: str) -> Iterator[Record]:
     """Yields the records of a file. Raises InputError for broken JSON of a list."""
-    source = Source(path=path, name=path.name, size=path.stat().st_size)
+    source = file_source(path)
     if format == "jsonl":
         for number, record in json_lines(source, _ANY):
             if isinstance(record, Drop) and record.reason is Reason.BAD_ROW:

@@ -25,6 +25,7 @@ from vlmill.pipelines.manifest.entries import (
     ListedImage,
     Reading,
 )
+from vlmill.pipelines.manifest.layouts.examples import expect_rows
 from vlmill.pipelines.manifest.layouts.karpathy import SplitFile, karpathy_reading
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
@@ -74,9 +75,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     if not files:
         raise folder.lacks(f"annotations/captions_train{year}.json")
     missing = [split for split in YEARS[year] if split not in files]
-    expected = {
-        source.name: Expected(rows=CAPTIONS[split], source=PAGE) for split, source in files.items()
-    }
+    expected = expect_rows(files.items(), CAPTIONS, PAGE)
     expected[IMAGE_STAGE] = Expected(rows=sum(IMAGES[s] for s in files), source=PAGE)
     return Reading(
         sources=tuple(files.values()),

@@ -13,7 +13,8 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
     kept_images,
 )
-from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.flags import add_source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source, file_source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.runtime.files.kept_values import ValueStore
 from vlmill.runtime.units.funnel import Drop
@@ -23,23 +24,13 @@ from vlmill.schemas.tables import PAIRS
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "--source",
-        default="coco-json",
-        metavar="NAME",
-        help="value of the column source (default: coco-json)",
-    )
+    add_source(p, "coco-json")
     p.add_argument("--split", metavar="NAME", help="split of all rows (default: null)")
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
-    sources = [
-        Source(path=p, name=p.name, size=p.stat().st_size)
-        for p in folder.files(".json", ".json.gz")
-    ]
-    sources = [
-        s for s in sources if {"images", "annotations"} <= set(JsonLists(source=s).members())
-    ]
+    files = map(file_source, folder.files(".json", ".json.gz"))
+    sources = [s for s in files if {"images", "annotations"} <= set(JsonLists(source=s).members())]
     if not sources:
         raise folder.lacks("*.json with the members images and annotations")
     lengths = {s.name: sum(1 for _ in JsonLists(source=s).elements("annotations")) for s in sources}

@@ -21,6 +21,7 @@ from vlmill.pipelines.manifest.entries import (
     ListedImage,
     Reading,
 )
+from vlmill.pipelines.manifest.layouts.examples import expect_rows
 from vlmill.pipelines.manifest.layouts.karpathy import SplitFile, karpathy_reading
 from vlmill.pipelines.manifest.reading.json_text import parse_json
 from vlmill.pipelines.manifest.reading.lines import json_lines, read_lines
@@ -69,10 +70,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
     return Reading(
         sources=tuple(files.values()),
         entries=lambda: _line_entries(files),
-        expected={
-            LINES[s]: Expected(rows=PUBLISHED[s], source="Karpathy's splits", verified=False)
-            for s in files
-        },
+        expected=expect_rows(files.items(), PUBLISHED, "Karpathy's splits", verified=False),
         image_folders=FOLDERS,
     )
 

@@ -3,13 +3,12 @@
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, validate_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.cleaning import clean_text, validate_text
+from vlmill.pipelines.manifest.entries import DataSet, ListedImage, Reading
 from vlmill.pipelines.manifest.labels import add_labels
-from vlmill.pipelines.manifest.layouts.examples import Example, example_entries
+from vlmill.pipelines.manifest.layouts.examples import Example, example_entries, expect_rows
 from vlmill.pipelines.manifest.layouts.vqa_answers import text_or_none
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
@@ -100,15 +99,14 @@ def open_gqa(folder: Folder, args: argparse.Namespace) -> Reading:
     labels = read_labels(args.labels) if args.labels is not None else list_answers(splits)
     numbers = {label: number for number, label in enumerate(labels)} if labels else None
     origin = f"of {args.labels}" if args.labels else "of training and validation"
-    rows = ROWS[args.questions]
+
+    def make(keyed: tuple[str, Any], split: str) -> Example | Drop:
+        return question_row(*keyed, split, numbers)
+
     return Reading(
         sources=tuple(source for _, source in splits),
-        entries=lambda: _entries(splits, numbers),
-        expected={
-            source.name: Expected(rows=rows[s], source="second hand, of 1.2", verified=False)
-            for s, source in splits
-            if s in rows
-        },
+        entries=lambda: example_entries(splits, _records, make, QUESTIONS),
+        expected=expect_rows(splits, ROWS[args.questions], "second hand, of 1.2", verified=False),
         image_folders=("images",),
         files={LABELS_FILE: labels} if labels else {},
         messages=(f"labels: {len(labels)} answers {origin}",),
@@ -143,30 +141,11 @@ def list_answers(splits: Splits) -> list[str]:
     return list(answers)
 
 
-def _keyed_row(
-    keyed: tuple[str, Any], split: str, numbers: Mapping[str, int] | None
-) -> Example | Drop:
-    key, record = keyed
-    return question_row(key, record, split, numbers)
-
-
-def _entries(splits: Splits, numbers: Mapping[str, int] | None) -> Iterator[Entry]:
-    claims = NamedClaims()
-    for split, source in splits:
-        yield from example_entries(
-            source,
-            enumerate(_records(source)),
-            partial(_keyed_row, split=split, numbers=numbers),
-            QUESTIONS,
-            claims,
-        )
-
-
-def _records(source: Source) -> Iterator[tuple[str, Any]]:
-    for key, record in JsonLists(source=source).items():
+def _records(source: Source) -> Iterator[tuple[int, tuple[str, Any]]]:
+    for number, (key, record) in enumerate(JsonLists(source=source).items()):
         if isinstance(record, dict):
             source.remarks.check(record, KEYS)
-        yield key, record
+        yield number, (key, record)
 
 
 GQA = DataSet(

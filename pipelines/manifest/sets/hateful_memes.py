@@ -1,16 +1,20 @@
 """Reads the Hateful Memes Challenge: images with a text, hateful or not."""
 
 import argparse
-from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from vlmill.pipelines.manifest.cleaning import NamedClaims, validate_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
-from vlmill.pipelines.manifest.layouts.examples import Example, example_entries, find_splits
+from vlmill.pipelines.manifest.cleaning import validate_text
+from vlmill.pipelines.manifest.entries import DataSet, ListedImage, Reading
+from vlmill.pipelines.manifest.layouts.examples import (
+    Example,
+    example_entries,
+    expect_rows,
+    find_splits,
+)
 from vlmill.pipelines.manifest.reading.lines import json_lines
-from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.labels import LABELS_FILE
 from vlmill.schemas.rejects import Reason
@@ -58,24 +62,14 @@ def label_row(record: Any, split: str) -> Example | Drop:
 def open_hateful_memes(folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens the files. Raises InputError."""
     sources = find_splits(folder, {split: (f"{split}.jsonl",) for split in ROWS})
+    read = partial(json_lines, known=KEYS)
     return Reading(
         sources=tuple(sources.values()),
-        entries=lambda: _entries(sources),
-        expected={
-            source.name: Expected(rows=ROWS[split], source="copies of the data set")
-            for split, source in sources.items()
-        },
+        entries=lambda: example_entries(sources.items(), read, label_row, LABELS_TABLE),
+        expected=expect_rows(sources.items(), ROWS, "copies of the data set"),
         image_folders=("img",),
         files={LABELS_FILE: list(LABELS)},
     )
-
-
-def _entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
-    claims = NamedClaims()
-    for split, source in sources.items():
-        yield from example_entries(
-            source, json_lines(source, KEYS), partial(label_row, split=split), LABELS_TABLE, claims
-        )
 
 
 HATEFUL_MEMES = DataSet(

@@ -10,6 +10,7 @@ from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import note_repairs, usable_id, validate_text
 from vlmill.pipelines.manifest.entries import FOOTER, DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.flags import add_source, add_split_columns
 from vlmill.pipelines.manifest.layouts.hub_columns import (
     Columns,
     find_columns,
@@ -19,7 +20,7 @@ from vlmill.pipelines.manifest.layouts.hub_columns import (
     split_or_none,
 )
 from vlmill.pipelines.manifest.reading.columns import IMAGES, TEXTS, num_rows, parquet_rows
-from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source, file_source
 from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.files.kept_values import NumberStore
 from vlmill.runtime.units.funnel import Drop
@@ -74,18 +75,8 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
         help="column of image_id, kept unchanged, such as img_id, cocoid or filename "
         "(default: <source>/<file>/<row>)",
     )
-    splits = p.add_mutually_exclusive_group()
-    splits.add_argument(
-        "--split-column",
-        metavar="C",
-        help="column of splits, kept unchanged (default: a column named split)",
-    )
-    splits.add_argument(
-        "--no-split-column", action="store_true", help="ignore a column named split"
-    )
-    p.add_argument(
-        "--source", default="hf", metavar="NAME", help="value of the column source (default: hf)"
-    )
+    add_split_columns(p)
+    add_source(p, "hf")
     p.add_argument(
         "--split",
         metavar="NAME",
@@ -120,7 +111,7 @@ def _source(folder: Folder, path: Path) -> Source:
     name, parent = path.name, path.parent
     while parent not in (folder.root, folder.root / "data"):
         name, parent = f"{parent.name}/{name}", parent.parent
-    return Source(path=path, name=name, size=path.stat().st_size)
+    return file_source(path, name)
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:

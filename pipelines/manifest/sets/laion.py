@@ -9,7 +9,7 @@ import pyarrow as pa
 from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import FOOTER, DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.columns import TEXTS, guess_column, num_rows, parquet_rows
-from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source, file_source
 from vlmill.pipelines.manifest.sets.conceptual_captions import is_url, url_aliases
 from vlmill.runtime.files.contract import read_parquet_schema
 from vlmill.runtime.units.funnel import Drop
@@ -37,7 +37,7 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
-    sources = [Source(path=p, name=p.name, size=p.stat().st_size) for p in folder.files(".parquet")]
+    sources = list(map(file_source, folder.files(".parquet")))
     if not sources:
         raise folder.lacks("*.parquet with the columns URL and TEXT")
     columns = {source.name: _columns(source, args.text_column) for source in sources}

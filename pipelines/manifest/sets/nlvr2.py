@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import clean_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading
+from vlmill.pipelines.manifest.layouts.examples import expect_rows, find_splits
 from vlmill.pipelines.manifest.reading.lines import json_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
@@ -75,17 +76,12 @@ KEYS = frozenset(
 
 def open_nlvr2(folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens NLVR2's files. Raises InputError."""
-    files = {split: folder.find(f"data/{split}.json", f"nlvr2/data/{split}.json") for split in ROWS}
-    sources = {split: source for split, source in files.items() if source is not None}
-    if not sources:
-        raise folder.lacks("data/train.json, data/dev.json, data/test1.json or data/test2.json")
+    names = {split: (f"data/{split}.json", f"nlvr2/data/{split}.json") for split in ROWS}
+    sources = find_splits(folder, names)
     return Reading(
         sources=tuple(sources.values()),
         entries=lambda: nlvr2_entries(sources),
-        expected={
-            source.name: Expected(rows=ROWS[split], source="the data set's repository")
-            for split, source in sources.items()
-        },
+        expected=expect_rows(sources.items(), ROWS, "the data set's repository"),
         image_folders=FOLDERS,
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading
+from vlmill.pipelines.manifest.flags import add_source
 from vlmill.pipelines.manifest.layouts import box_files
 from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, read_frame, size_notes
 from vlmill.pipelines.manifest.layouts.yolo_files import (
@@ -18,7 +19,7 @@ from vlmill.pipelines.manifest.layouts.yolo_files import (
     yolo_image,
     yolo_names,
 )
-from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source, file_source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.pipelines.manifest.sets.vg_detector import lines_by_number, read_names
 from vlmill.runtime.units.funnel import Drop
@@ -40,12 +41,7 @@ class Layout:
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "--source",
-        default="boxes",
-        metavar="NAME",
-        help="value of the column source (default: boxes)",
-    )
+    add_source(p, "boxes")
     p.add_argument(
         "--split",
         metavar="NAME",
@@ -87,7 +83,7 @@ def one_file(path: Path) -> Source:
     """Returns a file as a source. Raises InputError if it does not exist."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; give a list of names, one per line")
-    return Source(path=path, name=path.name, size=path.stat().st_size)
+    return file_source(path)
 
 
 def count_labels(images: Iterator[box_files.AnnotatedImage]) -> tuple[Counter[str], Counter[str]]:

@@ -22,7 +22,7 @@ from vlmill.pipelines.manifest.reading.rows import (
     read_rows,
     table_file,
 )
-from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source, file_source
 from vlmill.pipelines.web.texts.lists import TextLists, describe_lists, read_lists
 from vlmill.pipelines.web.texts.words import chinese_words
 from vlmill.runtime.console.command import path_or_url
@@ -83,7 +83,7 @@ def _sources(folder: Folder) -> list[Source]:
     paths = folder.files(*ENDINGS)
     if not paths:
         raise folder.lacks(f"file that ends in {', '.join(ENDINGS)}")
-    return [Source(path=p, name=p.name, size=p.stat().st_size) for p in paths]
+    return list(map(file_source, paths))
 
 
 def _columns(source: Source, known: tuple[str, ...], required: tuple[str, ...]) -> list[str]:
@@ -190,7 +190,7 @@ def _open_web_pairs(folder: Path) -> Reading:
                 yield _web_pair(images, row)
 
     return Reading(
-        sources=tuple(Source(path=p, name=p.name, size=p.stat().st_size) for p in paths),
+        sources=tuple(map(file_source, paths)),
         entries=entries,
         own_images=True,
     )

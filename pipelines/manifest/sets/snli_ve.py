@@ -3,12 +3,16 @@
 import argparse
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
-from vlmill.pipelines.manifest.cleaning import NamedClaims, validate_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
-from vlmill.pipelines.manifest.layouts.examples import Example, example_entries, find_splits
+from vlmill.pipelines.manifest.cleaning import validate_text
+from vlmill.pipelines.manifest.entries import DataSet, ListedImage, Reading
+from vlmill.pipelines.manifest.layouts.examples import (
+    Example,
+    example_entries,
+    expect_rows,
+    find_splits,
+)
 from vlmill.pipelines.manifest.reading.lines import json_lines
 from vlmill.pipelines.manifest.reading.rows import column_names, read_rows, table_file
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
@@ -73,30 +77,20 @@ def open_snli_ve(folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens the files. Raises InputError."""
     names = {split: (f"snli_ve_{split}.jsonl", f"esnlive_{split}.csv") for split in ROWS}
     sources = find_splits(folder, names)
-    for source in sources.values():
-        if source.name.endswith(".csv"):
-            _check_csv(source)
+    for source in filter(_is_csv, sources.values()):
+        _check_csv(source)
+    published = [(split, source) for split, source in sources.items() if not _is_csv(source)]
     return Reading(
         sources=tuple(sources.values()),
-        entries=lambda: _entries(sources),
-        expected={
-            source.name: Expected(rows=ROWS[split], source="the data set's repository")
-            for split, source in sources.items()
-            if source.name.endswith(".jsonl")
-        },
+        entries=lambda: example_entries(sources.items(), _records, statement_row, STATEMENTS),
+        expected=expect_rows(published, ROWS, "the data set's repository"),
         image_folders=FOLDERS,
         files={LABELS_FILE: list(LABELS)},
     )
 
 
-def _entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
-    claims = NamedClaims()
-    for split, source in sources.items():
-        is_csv = source.name.endswith(".csv")
-        records = _csv_records(source) if is_csv else json_lines(source, KEYS)
-        yield from example_entries(
-            source, records, partial(statement_row, split=split), STATEMENTS, claims
-        )
+def _is_csv(source: Source) -> bool:
+    return source.name.endswith(".csv")
 
 
 def _check_csv(source: Source) -> None:
@@ -108,7 +102,10 @@ def _check_csv(source: Source) -> None:
     source.remarks.check(names, KEYS)
 
 
-def _csv_records(source: Source) -> Iterator[tuple[int, Any]]:
+def _records(source: Source) -> Iterator[tuple[int, Any]]:
+    if not _is_csv(source):
+        yield from json_lines(source, KEYS)
+        return
     table = table_file(source.path)
     names = column_names(table)
     for number, fields in read_rows(table, range(len(names))):

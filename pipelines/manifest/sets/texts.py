@@ -12,7 +12,7 @@ from pathlib import Path
 from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
 from vlmill.pipelines.manifest.reading.lines import read_lines
-from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.sources import Folder, Source, file_source
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
@@ -42,7 +42,7 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     paths = [*folder.files(*ENDINGS), *folder.files("wikibk_val_0")]
-    sources = [Source(path=path, name=path.name, size=path.stat().st_size) for path in paths]
+    sources = list(map(file_source, paths))
     if not sources:
         raise folder.lacks("*.txt or *.doc")
     check_stems(folder.root, [source.name for source in sources])

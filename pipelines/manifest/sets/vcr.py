@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading
 from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, read_frame, size_notes
+from vlmill.pipelines.manifest.layouts.examples import expect_rows, find_splits
 from vlmill.pipelines.manifest.reading.json_text import parse_json
 from vlmill.pipelines.manifest.reading.lines import json_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Remarks, Source
@@ -301,19 +302,13 @@ REMEMBERED = 64  # number of cached metadata files: the questions of an image ar
 
 def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens VCR's files. Raises InputError."""
-    files = {split: folder.find(f"{split}.jsonl") for split in SPLITS}
-    sources = {split: source for split, source in files.items() if source is not None}
-    if not sources:
-        raise folder.lacks("train.jsonl, val.jsonl or test.jsonl")
+    sources = find_splits(folder, {split: (f"{split}.jsonl",) for split in SPLITS})
     if not folder.has_images((IMAGES_FOLDER,)):
         raise folder.lacks(f"{IMAGES_FOLDER}/, whose .json files have the boxes")
     return Reading(
         sources=tuple(sources.values()),
         entries=lambda: vcr_entries(folder, sources),
-        expected={
-            source.name: Expected(rows=ROWS[split], source="second hand", verified=False)
-            for split, source in sources.items()
-        },
+        expected=expect_rows(sources.items(), ROWS, "second hand", verified=False),
         image_folders=(IMAGES_FOLDER,),
     )
 

@@ -6,10 +6,15 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from vlmill.pipelines.manifest.cleaning import NamedClaims, validate_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.cleaning import validate_text
+from vlmill.pipelines.manifest.entries import DataSet, ListedImage, Reading
 from vlmill.pipelines.manifest.labels import add_labels
-from vlmill.pipelines.manifest.layouts.examples import Example, example_entries, find_splits
+from vlmill.pipelines.manifest.layouts.examples import (
+    Example,
+    example_entries,
+    expect_rows,
+    find_splits,
+)
 from vlmill.pipelines.manifest.layouts.vqa_answers import most_frequent, text_or_none
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
@@ -80,14 +85,12 @@ def open_vizwiz(folder: Folder, args: argparse.Namespace) -> Reading:
     sources = find_splits(folder, names)
     labels = read_labels(args.labels) if args.labels is not None else list_answers(sources)
     numbers = {label: number for number, label in enumerate(labels)}
+    make = partial(question_row, numbers=numbers)
     origin = f"of {args.labels}" if args.labels else f"of {MIN_QUESTIONS} or more questions"
     return Reading(
         sources=tuple(sources.values()),
-        entries=lambda: _entries(sources, numbers),
-        expected={
-            source.name: Expected(rows=ROWS[s], source="second hand, of 2020", verified=False)
-            for s, source in sources.items()
-        },
+        entries=lambda: example_entries(sources.items(), _records, make, QUESTIONS),
+        expected=expect_rows(sources.items(), ROWS, "second hand, of 2020", verified=False),
         image_folders=(*ROWS, "images"),
         files={LABELS_FILE: labels},
         messages=(f"labels: {len(labels)} answers {origin}, in {LABELS_FILE}",),
@@ -105,16 +108,8 @@ def list_answers(sources: Mapping[str, Source]) -> list[str]:
     return collect_labels(answers, min_questions=MIN_QUESTIONS)
 
 
-def _entries(sources: Mapping[str, Source], numbers: Mapping[str, int]) -> Iterator[Entry]:
-    claims = NamedClaims()
-    for split, source in sources.items():
-        yield from example_entries(
-            source,
-            enumerate(JsonLists(source=source, known=KEYS).elements()),
-            partial(question_row, split=split, numbers=numbers),
-            QUESTIONS,
-            claims,
-        )
+def _records(source: Source) -> Iterator[tuple[int, Any]]:
+    return enumerate(JsonLists(source=source, known=KEYS).elements())
 
 
 VIZWIZ = DataSet(

@@ -2,13 +2,17 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
-from vlmill.pipelines.manifest.cleaning import NamedClaims, validate_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
-from vlmill.pipelines.manifest.layouts.examples import Example, example_entries, find_splits
+from vlmill.pipelines.manifest.cleaning import validate_text
+from vlmill.pipelines.manifest.entries import DataSet, ListedImage, Reading
+from vlmill.pipelines.manifest.layouts.examples import (
+    Example,
+    example_entries,
+    expect_rows,
+    find_splits,
+)
 from vlmill.pipelines.manifest.reading.lines import json_lines
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.runtime.units.funnel import Drop
@@ -84,37 +88,23 @@ def open_vsr(folder: Folder, args: argparse.Namespace) -> Reading:
         for split in ROWS[args.variant]
     }
     sources = find_splits(folder, names)
+
+    def make(numbered: tuple[int, Any], split: str) -> Example | Drop:
+        number, record = numbered
+        return statement_row(record, f"vsr/{args.variant}/{split}/{number}", split)
+
     return Reading(
         sources=tuple(sources.values()),
-        entries=lambda: _entries(sources, args.variant),
-        expected={
-            source.name: Expected(rows=ROWS[args.variant][s], source="the data set's repository")
-            for s, source in sources.items()
-        },
+        entries=lambda: example_entries(sources.items(), _numbered, make, STATEMENTS),
+        expected=expect_rows(sources.items(), ROWS[args.variant], "the data set's repository"),
         image_folders=FOLDERS,
         files={LABELS_FILE: list(LABELS)},
     )
 
 
-def _numbered_row(numbered: tuple[int, Any], variant: str, split: str) -> Example | Drop:
-    number, record = numbered
-    return statement_row(record, f"vsr/{variant}/{split}/{number}", split)
-
-
-def _entries(sources: Mapping[str, Source], variant: str) -> Iterator[Entry]:
-    claims = NamedClaims()
-    for split, source in sources.items():
-        numbered = (
-            (number, record if isinstance(record, Drop) else (number, record))
-            for number, record in json_lines(source, KEYS)
-        )
-        yield from example_entries(
-            source,
-            numbered,
-            partial(_numbered_row, variant=variant, split=split),
-            STATEMENTS,
-            claims,
-        )
+def _numbered(source: Source) -> Iterator[tuple[int, Any]]:
+    for number, record in json_lines(source, KEYS):
+        yield number, record if isinstance(record, Drop) else (number, record)
 
 
 VSR = DataSet(

@@ -8,6 +8,7 @@ from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import NamedClaims, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.flags import add_source
 from vlmill.pipelines.manifest.reading.json_text import parse_json
 from vlmill.pipelines.manifest.reading.sources import Folder, Remarks, Source
 from vlmill.pipelines.manifest.reading.tars import MAX_MEMBER, Member, read_members
@@ -24,12 +25,7 @@ Parts = dict[str, bytes | Drop]  # of a sample: ending -> content
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "--source",
-        default="webdataset",
-        metavar="NAME",
-        help="value of the column source (default: webdataset)",
-    )
+    add_source(p, "webdataset")
     p.add_argument("--split", metavar="NAME", help="split of all rows (default: null)")
     p.add_argument(
         "--txt-lines", action="store_true", help="treat each line of a .txt as a separate caption"

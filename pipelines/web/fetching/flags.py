@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.runtime.console.command import int_at_least
+from vlmill.runtime.console.command import Flags, add_count
 from vlmill.runtime.net.addresses import parse_networks
 from vlmill.schemas.errors import InputError
 
-Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 FLAGS: dict[str, tuple[str, str, str]] = {
     "delay_s": (
         "--delay",
@@ -64,11 +63,10 @@ def add_policy_flags(p: Flags, names: Iterable[str] = FLAGS) -> None:
 
 def add_buckets(p: Flags) -> None:
     """Declares the number of buckets."""
-    p.add_argument(
+    add_count(
+        p,
         "--buckets",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of buckets that the hosts are distributed to; each bucket is processed by one "
+        "number of buckets that the hosts are distributed to; each bucket is processed by one "
         "worker at a time (default: one per core; with --runner 64; with --part 8 per part)",
     )
 

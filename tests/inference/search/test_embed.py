@@ -228,7 +228,7 @@ def test_a_table_that_is_missing_is_named(
 
 def test_bert_embeds_texts_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shop = Shop(tmp_path)
-    sizes = {"width": 16, "num_heads": 2, "num_layers": 1, "intermediate_width": 32}
+    sizes: dict[str, Any] = {"width": 16, "num_heads": 2, "num_layers": 1, "intermediate_width": 32}
     torch.manual_seed(0)
     bert = Bert(bert_small(**sizes, vocab_size=VOCABULARY))
     shop.write(bert, "bert", None)

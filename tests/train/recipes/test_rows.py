@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
 
@@ -165,7 +165,13 @@ def test_rows_of_tasks_name_what_is_there() -> None:
 
 def test_vl_bert_keeps_its_pretraining_in_retrieval() -> None:
     """Retrieval trains the pretrained model itself, which has no trunk inside."""
-    sizes = {"vocab_size": 30, "width": 16, "num_layers": 1, "num_heads": 2, "region_width": 8}
+    sizes: dict[str, Any] = {
+        "vocab_size": 30,
+        "width": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "region_width": 8,
+    }
     fresh, pretrained = (VARIANTS["vl-bert"].model(vlbert_small(**sizes)) for _ in range(2))
     init = SimpleNamespace(variant="vl-bert", model=pretrained)
     get_training("vl-bert").start_task(fresh, init, ())  # type: ignore[arg-type]

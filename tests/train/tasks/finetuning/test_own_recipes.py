@@ -25,7 +25,7 @@ from vlmill.train.tasks.registry import TASKS
 if TYPE_CHECKING:
     from pathlib import Path
 
-SIZES = {"width": 16, "num_heads": 2, "intermediate_width": 32}
+SIZES: dict[str, Any] = {"width": 16, "num_heads": 2, "intermediate_width": 32}
 INTERBERT = InterBertTasksConfig(trunk=interbert_small(visual_num_heads=2, **SIZES))
 IMAGEBERT = ImageBertRetrievalConfig(trunk=imagebert_small(**SIZES))
 
