@@ -391,9 +391,8 @@ def row_major(name: str, value: Array, count: int) -> Array:
 
 
 def are_probabilities(array: Array) -> bool:
-    """Returns whether all finite numbers of a float32 array are from 0 to 1."""
-    # The bits of other numbers are larger, also those of negative ones.
-    if not array.size or array.view(np.uint32).max() <= LARGEST_PROBABILITY.view(np.uint32):
+    """Returns whether all finite numbers of an array are from 0 to 1."""
+    if not array.size or (array.min() >= 0 and array.max() <= LARGEST_PROBABILITY):
         return True
     wrong = (array < 0) | (array > LARGEST_PROBABILITY)
     return not (wrong & np.isfinite(array)).any()
