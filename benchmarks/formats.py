@@ -35,7 +35,7 @@ from vlmill.runtime.console.progress import without_progress
 from vlmill.runtime.files.manifest import write_manifest
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.memory import keep_some_freed_memory
-from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.runtime.readers.region_rows import RegionRow, RowGroup, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 
 SHORT = {"images": 100, "rounds": 1}
@@ -43,7 +43,6 @@ SHORT = {"images": 100, "rounds": 1}
 # the system's time, of the format or of its limit, by chance: the least of many rounds counts.
 FULL = {"images": 1_000, "rounds": 8}
 BOXES, WIDTH, CLASSES, ATTRIBUTES = 36, 2048, 16, 8
-GROUP = 57  # rows of a row group, as extraction writes them
 FEW = 16  # images whose seconds are subtracted
 BLOCK = 1 << 20
 BAR = 2.0  # times the limit
@@ -75,10 +74,10 @@ def write_regions(folder: Path, images: int) -> Path:
     arrays = region_arrays(dtype="float32", feature_dim=WIDTH, class_probs_dim=CLASSES + 1)
     random = np.random.default_rng(0)
     with ShardWriter(folder, REGIONS, 0, 1, arrays=arrays) as writer:
-        for first in range(0, images, GROUP):
-            numbers = range(first, min(first + GROUP, images))
-            rows = [make_row(number, random) for number in numbers]
-            writer.write(encode_regions(rows, dtype="float32"))
+        group = RowGroup("none")
+        for number in range(images):
+            if group.add(make_row(number, random)) or number == images - 1:
+                writer.write(encode_regions(group.take(), dtype="float32"))
     assert writer.shard is not None
     write_manifest(folder, [writer.shard], job="benchmark", settings={})
     return folder

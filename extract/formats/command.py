@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMATS, describe_formats
-from vlmill.runtime.console.command import int_at_least, print_reading_hint, print_status
+from vlmill.runtime.console.command import add_count, print_reading_hint, print_status
 from vlmill.runtime.files.copies import full_disk_reason
 from vlmill.runtime.memory import keep_some_freed_memory
 from vlmill.schemas.plurals import format_count
@@ -97,12 +97,11 @@ def add_import(command: argparse.ArgumentParser) -> None:
         default="none",
         help="compression of the shards (default: %(default)s)",
     )
-    command.add_argument(
+    add_count(
+        command,
         "--images-per-shard",
-        type=int_at_least(1),
+        "number of images per shard",
         default=Storage().images_per_shard,
-        metavar="N",
-        help="number of images per shard (default: %(default)s)",
     )
     command.add_argument(
         "--fresh", action="store_true", help="delete the output of an earlier import first"

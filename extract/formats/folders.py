@@ -14,6 +14,7 @@ from vlmill.schemas.errors import InputError
 
 SAFE = " @+=,"
 MAX_NAME_BYTES = 250
+FIRST_FILES = 20  # of a folder, that show its layout: one may be of another program
 
 
 def walk_files(path: Path, ending: str) -> Iterator[Path]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from vlmill.extract.formats.arrays import array_parts, entry_value, only_item, read_array
 from vlmill.extract.formats.context import Context, Item
-from vlmill.extract.formats.folders import count_files, file_name, walk_files
+from vlmill.extract.formats.folders import FIRST_FILES, count_files, file_name, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import (
     BadRecord,
@@ -34,7 +34,6 @@ from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
 ENDING, INFO, FULL = ".npy", "_info.npy", "_full.npy"
-FIRST_FILES = 20  # that show the layout: one may lack its boxes
 BOXES = "_box"  # folders of cocobu, whose features are in .npz
 
 

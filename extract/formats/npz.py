@@ -17,7 +17,13 @@ import numpy as np
 from vlmill.extract.formats import cocobu, uniter
 from vlmill.extract.formats.arrays import entry_value, only_item, read_members, zip_parts
 from vlmill.extract.formats.context import Context, Item
-from vlmill.extract.formats.folders import count_files, file_name, id_of_file, walk_files
+from vlmill.extract.formats.folders import (
+    FIRST_FILES,
+    count_files,
+    file_name,
+    id_of_file,
+    walk_files,
+)
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import (
     LISTS,
@@ -36,7 +42,6 @@ from vlmill.schemas.errors import InputError
 
 ENDING = ".npz"
 BOXES = {"bbox", "boxes", "norm_bb"}
-FIRST_FILES = 20  # that show the layout: one may be of another program
 MEMBERS = {"features": "x", "boxes": "bbox", "num_boxes": "num_bbox"}
 
 

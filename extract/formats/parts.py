@@ -9,12 +9,7 @@ from typing import Any
 from vlmill.extract.formats.records import InvalidRecord, Record
 from vlmill.extract.formats.rows import STAGE, RowSorter, encode_each
 from vlmill.runtime.files.shards import ShardWriter
-from vlmill.runtime.readers.region_rows import (
-    RegionRow,
-    RowGroup,
-    encode_regions,
-    region_arrays,
-)
+from vlmill.runtime.readers.region_rows import RegionRow, RowGroup, encode_regions, region_arrays
 from vlmill.runtime.units.unit import Job, Result, Unit, work_folder, write_record
 from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REGIONS, REJECTS

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pybase64
 
 from vlmill.extract.formats.folders import is_utf8
-from vlmill.runtime.readers.region_rows import RegionRow, are_finite, describe_overflow
+from vlmill.runtime.readers.region_rows import LARGEST, RegionRow, are_finite, describe_overflow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason
@@ -42,7 +42,7 @@ COLUMNS = {
     "attrs_conf": "attribute_scores",
 }
 PROBABILITIES = ("cls_prob", "objects_conf", "attrs_conf")
-LARGEST_PROBABILITY = np.float32(1 + 1e-5)  # a softmax in float32, or its sum, may round above 1
+PROBABILITY_TOLERANCE = 1e-5  # a softmax in float32, or its sum, may round to above 1
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
 # The fields' names in other projects: vilbert-multi-task and MMF, VOLTA, MILVLG and GQA.
 ALIASES = {
@@ -66,9 +66,9 @@ FRACTIONS = "all coordinates are at most 1, as of fractions of width and height;
 PADDING_PX, INPUT_SIDES = 31, (800, 1333)
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
-# Numbers at the start of features that show their type, and bounds that nearly all of them respect.
+# Numbers at the start of features that show their type; nearly all are from SMALLEST to LARGEST.
 HEAD_NUMBERS = 128
-SMALLEST, LARGEST = 1e-9, 1e10
+SMALLEST = 1e-9
 LONG_PAYLOAD = 1_000  # base64 of at least this many characters is not parsed as JSON
 WRAPPED_AT = 76  # characters of base64 per line, as in MIME
 NO_CLASS = -1  # the class of a region whose likeliest class is the background
@@ -392,9 +392,9 @@ def row_major(name: str, value: Array, count: int) -> Array:
 
 def are_probabilities(array: Array) -> bool:
     """Returns whether all finite numbers of an array are from 0 to 1."""
-    if not array.size or (array.min() >= 0 and array.max() <= LARGEST_PROBABILITY):
+    if not array.size or (array.min() >= 0 and array.max() <= 1 + PROBABILITY_TOLERANCE):
         return True
-    wrong = (array < 0) | (array > LARGEST_PROBABILITY)
+    wrong = (array < 0) | (array > 1 + PROBABILITY_TOLERANCE)
     return not (wrong & np.isfinite(array)).any()
 
 

@@ -30,12 +30,7 @@ from vlmill.runtime.files.lock import wait_for_turn
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.shards import SOFTWARE, Shard, ShardWriter, shard_name, write_shard
-from vlmill.runtime.readers.region_rows import (
-    RegionRow,
-    RowGroup,
-    encode_regions,
-    region_arrays,
-)
+from vlmill.runtime.readers.region_rows import RegionRow, RowGroup, encode_regions, region_arrays
 from vlmill.runtime.units.share import Share
 from vlmill.runtime.units.unit import (
     Result,
