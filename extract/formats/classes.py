@@ -149,12 +149,14 @@ class IdCheck:
         Raises CountedFromOne for an id that shows it, and InputError for ids that contradict each
         other.
         """
+        if not self._is_open:
+            return
         highest = {
             name: int(ids.max())
             for name in PORT_NUMBERS
             if (ids := getattr(row, name)) is not None and len(ids)
         }
-        if not self._is_open or not highest:
+        if not highest:
             return
         self._has_port_ids |= self._port
         if self._port and any(highest[name] > PORT_NUMBERS[name] for name in highest):

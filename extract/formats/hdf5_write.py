@@ -101,11 +101,8 @@ def write_arrays(file: int, offset: int, first: int, arrays: Sequence[Array]) ->
 
     The data sets are contiguous and allocated, so HDF5's library, which would copy, is not needed.
     """
-    parts = [array.data.cast("B") for array in arrays]
-    start = offset + first * arrays[0][0].nbytes
-    if os.pwritev(file, parts, start) < sum(map(len, parts)):
-        os.lseek(file, start, os.SEEK_SET)  # the disk is nearly full
-        write_parts(file, parts)
+    os.lseek(file, offset + first * arrays[0][0].nbytes, os.SEEK_SET)
+    write_parts(file, [array.data.cast("B") for array in arrays])
 
 
 def index_path(path: Path) -> Path:

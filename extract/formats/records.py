@@ -43,6 +43,7 @@ COLUMNS = {
 }
 PROBABILITIES = ("cls_prob", "objects_conf", "attrs_conf")
 PROBABILITY_TOLERANCE = 1e-5  # a softmax in float32, or its sum, may round to above 1
+HIGHEST_PROBABILITY = int(np.float32(1 + PROBABILITY_TOLERANCE).view(np.uint32))  # its bits
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
 # The fields' names in other projects: vilbert-multi-task and MMF, VOLTA, MILVLG and GQA.
 ALIASES = {
@@ -57,7 +58,11 @@ ALIASES = {
     "attr_id": "attrs_id",
     "attr_conf": "attrs_conf",
 }
-STATED = ("background", "classes_from")  # of a FileRow
+# The statements of a FileRow, and their values by their texts.
+STATED: dict[str, dict[str, Any]] = {
+    "background": {"first": "first", "none": "none"},
+    "classes_from": {"0": 0, "1": 1},
+}
 # Others count integer pixels, or round: a box may end one pixel beyond the border.
 IMPORTED_BORDER_PX = 1.0
 FRACTIONS = "all coordinates are at most 1, as of fractions of width and height; write pixels"
@@ -268,12 +273,11 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
                 raise BadRecord(f"{name} has a number outside {NO_CLASS}..{MAX_ID}")
             arrays[name] = numbers.astype(np.int16)
     for name in PROBABILITIES:
-        if name in arrays and not are_probabilities(arrays[name]):
-            raise BadRecord(f"{name} has a number outside 0..1; it must be after the softmax")
-    for name in ("features", "cls_prob"):  # now, while they are in the processor's cache
-        if name in arrays and not are_finite(arrays[name], "float32"):
-            raise BadRecord(f"{name} has {describe_overflow('float32')}", Reason.NOT_FINITE)
-    # Scores that are not finite are found when the row is stored.
+        if name in arrays:
+            check_probabilities(name, arrays[name])
+    # Now, while they are in the processor's cache.
+    if not are_finite(arrays["features"], "float32"):
+        raise BadRecord(f"features has {describe_overflow('float32')}", Reason.NOT_FINITE)
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
     boxes = arrays["boxes"]
@@ -282,7 +286,8 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         raise BadRecord("a box is not finite", Reason.NOT_FINITE)
     if (boxes[:, 2:] < boxes[:, :2]).any():
         raise BadRecord("a box ends before it begins")
-    if count and boxes.max() <= 1 < min(width, height) and (boxes % 1).any():
+    is_small = count and boxes[0, 3] <= 1 < min(width, height)  # the first one, then all
+    if is_small and boxes.max() <= 1 and (boxes % 1).any():
         raise BadRecord(FRACTIONS, Reason.BAD_BOXES)
     if is_clipped:
         arrays["boxes"] = clip_padding(boxes, width, height)
@@ -338,11 +343,7 @@ def count_arrays(fields: dict[str, Any]) -> None:
 
 def read_numbering(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns how classes are numbered, as stated in records of our exports."""
-    known = {"background": ("first", "none"), "classes_from": (0, 1)}
-    return {
-        name: next((value for value in values if str(fields.get(name)) == str(value)), None)
-        for name, values in known.items()
-    }
+    return {name: values.get(str(fields.get(name))) for name, values in STATED.items()}
 
 
 def reshape_payload(name: str, value: Any, count: int) -> Array:
@@ -388,6 +389,20 @@ def row_major(name: str, value: Array, count: int) -> Array:
         return value.reshape(sides).T
     text = " x ".join(map(str, value.shape))
     raise BadRecord(f"{name} is {text}: no side has the {count} boxes of num_boxes")
+
+
+def check_probabilities(name: str, array: Array) -> None:
+    """Raises BadRecord for a float32 array with a number outside 0..1, and for distributions that
+    are not finite. Scores that are not finite are found when the row is stored.
+    """
+    # The bits of a number from 0 on are larger the larger it is. Those of negative numbers,
+    # infinity and NaN are larger than all of them.
+    if not array.size or array.view("<u4").max() <= HIGHEST_PROBABILITY:
+        return
+    if not are_probabilities(array):
+        raise BadRecord(f"{name} has a number outside 0..1; it must be after the softmax")
+    if name == "cls_prob" and not np.isfinite(array).all():
+        raise BadRecord(f"{name} has {describe_overflow('float32')}", Reason.NOT_FINITE)
 
 
 def are_probabilities(array: Array) -> bool:

@@ -241,10 +241,10 @@ class _Filling:
         if isinstance(node, _Call):
             function, arguments = node.function, [self.make(value) for value in node.arguments]
             if function is _make_array and len(arguments) == 4:
-                data, kind, shape, order = arguments
-                return lambda values: _make_array(
-                    data(values), kind(values), shape(values), order(values)
-                )
+                data, _, shape, _ = arguments
+                _, kind, _, order = node.arguments
+                if isinstance(kind, Kind) and isinstance(order, str):
+                    return lambda values: _make_array(data(values), kind, shape(values), order)
             return lambda values: function(*[fill(values) for fill in arguments])
         if isinstance(node, dict):
             entries = [(key, self.make(value)) for key, value in node.items()]

@@ -9,11 +9,14 @@ end the files are renamed one by one, the output itself last.
 
 import ctypes
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
@@ -171,6 +174,11 @@ def write_parts(file: int, parts: Sequence[Part]) -> None:
     """Writes buffers one after the other to a file's descriptor, with one call to the system."""
     if len(parts) > MAX_PARTS:
         parts = [b"".join(parts)]
+    for part in parts:
+        # The system takes up to 1.6 times as long to write pages of a mapped file that have not
+        # been read yet.
+        if len(part) > mmap.PAGESIZE:
+            np.frombuffer(part, np.uint8)[:: mmap.PAGESIZE].max()
     written = os.writev(file, parts)
     if written < sum(map(len, parts)):  # the disk is nearly full
         remaining = memoryview(b"".join(parts))[written:]

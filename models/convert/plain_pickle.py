@@ -72,7 +72,7 @@ class Kind:
         """Reads bytes as an array of this type."""
         if isinstance(data, str):  # Python 2 stored bytes as text
             data = data.encode("latin-1")
-        if self.kind is None or not isinstance(data, bytes | memoryview):
+        if self.kind is None or not isinstance(data, (bytes, memoryview)):
             raise BadPickle("an array's numbers are not bytes")
         if not isinstance(shape, tuple):
             raise BadPickle("the shape of an array is not a tuple")
@@ -336,6 +336,6 @@ def plain_value(value: Any) -> Any:
     plain = value.value if isinstance(value, Pickled) else value
     if isinstance(plain, np.generic):
         plain = plain.item()
-    if isinstance(plain, bytes | memoryview):
-        return str(plain, "utf-8", "replace")
-    return plain if isinstance(plain, (str, int, float, np.ndarray)) else None
+    if isinstance(plain, (str, int, float, np.ndarray)):
+        return plain
+    return str(plain, "utf-8", "replace") if isinstance(plain, (bytes, memoryview)) else None

@@ -29,6 +29,7 @@ from vlmill.schemas.tables import Table, conform, table_of_rows
 # Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN,
 # infinite or so large that it overflows (`region_rows.LARGEST`).
 FINITE = "vlmill.finite"
+BINARY_PAGE_BYTES = 256 * 1024  # of arrays and images: a page is copied while it is in the cache
 SOFTWARE = f"vlmill {vlmill.__version__}"
 
 
@@ -109,6 +110,7 @@ class ShardWriter:
                 self.spec.schema.with_metadata(self._metadata),
                 compression=self._compression,
                 use_dictionary=[name for name in plain if name != "boxes"],
+                data_page_size=BINARY_PAGE_BYTES if binary else None,
                 write_statistics=plain,
             )
         )

@@ -64,14 +64,14 @@ def binary_columns(spec: Table) -> list[str]:
     return [field.name for field in spec.schema if pa.types.is_large_binary(field.type)]
 
 
-def slice_values(array: pa.LargeBinaryArray) -> list[pa.Buffer | None]:
+def slice_values(array: pa.LargeBinaryArray) -> list[memoryview | None]:
     """Returns the bytes of each value, None for a null: slices, where scalars would be copies."""
     _, offsets, data = array.buffers()
     ends = memoryview(offsets).cast("q")[array.offset : array.offset + len(array) + 1].tolist()
     valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
-    none = pa.py_buffer(b"")
+    view = memoryview(b"" if data is None else data).cast("B")
     return [
-        (none if data is None else data.slice(low, high - low)) if is_valid else None
+        view[low:high] if is_valid else None
         for low, high, is_valid in zip(ends[:-1], ends[1:], valid, strict=True)
     ]
 
@@ -88,17 +88,17 @@ class ByteRangesWriter:
         begin = written.begin
         for name in self._sizes:
             values = [value for chunk in table.column(name).chunks for value in slice_values(chunk)]
-            filled = [value for value in values if value is not None and value.size]
+            filled = [value for value in values if value]
             positions = find_values(filled, written.mapped, begin, written.end, table.num_rows)
             if positions is None:
                 self._sizes[name].append(np.full(len(values), UNKNOWN, dtype=np.int32))
                 continue
-            sizes = [NULL if value is None else value.size for value in values]
+            sizes = [NULL if value is None else len(value) for value in values]
             self._sizes[name].append(np.array(sizes, dtype=np.int32))
             offsets = [written.start + position for position in positions]
             ends = [
                 0,
-                *(offset + value.size for offset, value in zip(offsets, filled, strict=True)),
+                *(offset + len(value) for offset, value in zip(offsets, filled, strict=True)),
             ]
             self._gaps[name].append(np.array(offsets, dtype=np.int64) - ends[: len(offsets)])
             begin = max(
@@ -119,7 +119,7 @@ class ByteRangesWriter:
 
 
 def find_values(
-    values: Sequence[pa.Buffer], written: mmap.mmap, begin: int, end: int, rows: int
+    values: Sequence[memoryview], written: mmap.mmap, begin: int, end: int, rows: int
 ) -> list[int] | None:
     """Finds the positions of consecutive non-empty values, each after its length.
 
@@ -128,15 +128,14 @@ def find_values(
     """
     if not values:
         return []
-    if sum(value.size for value in values) < MIN_BYTES:
+    if sum(map(len, values)) < MIN_BYTES:
         return None
-    contents = pa.py_buffer(written)
     head, position = _head(values[0]), begin
     for _ in range(MAX_TRIES):
         position = written.find(head, position, end)
         if position < 0:
             return None
-        offsets = _follow(values, written, contents, position, end, rows)
+        offsets = _follow(values, written, position, end, rows)
         if offsets is not None:
             return offsets
         position += 1
@@ -144,30 +143,23 @@ def find_values(
 
 
 def _follow(
-    values: Sequence[pa.Buffer],
-    written: mmap.mmap,
-    contents: pa.Buffer,
-    position: int,
-    end: int,
-    rows: int,
+    values: Sequence[memoryview], written: mmap.mmap, position: int, end: int, rows: int
 ) -> list[int] | None:
     """Returns the positions of ``values`` if the length of the first one is at ``position``."""
-    offsets = []
+    offsets, search_bytes = [], _between_values(rows) + LENGTH.size + HEAD_BYTES
     for value in values:
-        head = _head(value)
-        start = written.find(head, position, min(end, position + _between_values(rows) + len(head)))
+        start = written.find(_head(value), position, min(end, position + search_bytes))
         offset = start + LENGTH.size
+        position = offset + len(value)
         tail = value[-HEAD_BYTES:]
-        if start < 0 or not _equal(contents, offset + value.size - tail.size, tail):
+        if start < 0 or written[position - len(tail) : position] != tail:
             return None
         offsets.append(offset)
-        position = offset + value.size
     return offsets
 
 
-def _head(value: pa.Buffer) -> bytes:
-    beginning: bytes = value[:HEAD_BYTES].to_pybytes()
-    return LENGTH.pack(value.size) + beginning
+def _head(value: memoryview) -> bytes:
+    return LENGTH.pack(len(value)) + value[:HEAD_BYTES]
 
 
 def _equal(contents: pa.Buffer, offset: int, value: pa.Buffer) -> bool:

@@ -156,6 +156,8 @@ def describe_overflow(dtype: str) -> str:
 def _round(values: Array, dtype: str) -> Array:
     """Returns the array whose bytes are stored, for any values."""
     if dtype != "bfloat16":
+        if values.dtype == FEATURE_DTYPES[dtype]:
+            return np.ascontiguousarray(values)
         with np.errstate(over="ignore"):  # an overflow becomes inf
             return np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
     bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
