@@ -174,8 +174,10 @@ def parse_record(
         item = loads(value)
         if not isinstance(item, dict):
             raise BadRecord(f"a pickle of {type(item).__name__}, must be a dict")
-        plain = {str(n): entry_value(v) for n, v in item.items()}
-        fields = {n: parse_field(n, v) for n, v in rename_fields(plain).items()}
+        fields = rename_fields({str(n): entry_value(v) for n, v in item.items()})
+        for payload in KINDS:
+            if isinstance(text := fields.get(payload), str):
+                fields[payload] = from_base64(payload, text)
         if absent := NEEDED - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
         stated_id = str(fields.get("image_id", name))
@@ -187,11 +189,6 @@ def parse_record(
     except (BadPickle, BadRecord) as error:
         return InvalidRecord(key=name, detail=str(error))
     return make_record(name, fields)
-
-
-def parse_field(name: str, value: Any) -> Any:
-    """Returns a field's array, text or number."""
-    return from_base64(name, value) if name in KINDS and isinstance(value, str) else value
 
 
 def find_missing_keys(pickled_keys: Value, pages: Pages) -> Iterator[InvalidRecord]:

@@ -357,8 +357,9 @@ def reshape_payload(name: str, value: Any, count: int) -> Array:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
         raise BadRecord(f"{name} is not an array of numbers")
     if value.dtype == KINDS[name] and value.size and value.flags.c_contiguous:
-        width = (4,) if name == "boxes" else () if name in LISTS else value.shape[1:2]
-        if value.shape == (count, *width):
+        sides = value.shape
+        is_shaped = len(sides) == 1 if name in LISTS else len(sides) == 2
+        if is_shaped and sides[0] == count and (name != "boxes" or sides[1] == 4):
             return value
     flat = row_major(name, value, count).reshape(-1)
     if name in LISTS or name == "boxes":
@@ -417,9 +418,9 @@ def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
     """Returns whether a box of [n, 4] extends beyond its image by more than ``tolerance_px``."""
     if not len(boxes):
         return False
-    right, bottom = boxes[:, 2:].max(axis=0).tolist()
+    *_, right, bottom = boxes.max(axis=0).tolist()
     is_inside = right <= width + tolerance_px and bottom <= height + tolerance_px
-    return not (is_inside and boxes[:, :2].min() >= -tolerance_px)  # also of NaN
+    return not (is_inside and boxes.min() >= -tolerance_px)  # also of NaN
 
 
 def clip_padding(boxes: Array, width: int, height: int) -> Array:

@@ -21,7 +21,7 @@ import json
 import mmap
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,8 +68,10 @@ def slice_values(array: pa.LargeBinaryArray) -> list[memoryview | None]:
     """Returns the bytes of each value, None for a null: slices, where scalars would be copies."""
     _, offsets, data = array.buffers()
     ends = memoryview(offsets).cast("q")[array.offset : array.offset + len(array) + 1].tolist()
-    valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
     view = memoryview(b"" if data is None else data).cast("B")
+    if not array.null_count:
+        return [view[low:high] for low, high in pairwise(ends)]
+    valid = array.is_valid().to_pylist()
     return [
         view[low:high] if is_valid else None
         for low, high, is_valid in zip(ends[:-1], ends[1:], valid, strict=True)

@@ -18,6 +18,8 @@ from vlmill.runtime.files.shards import FINITE
 from vlmill.schemas.tables import REGIONS
 
 Array = npt.NDArray[Any]
+EMPTY = np.empty(0, np.uint8)
+MIN_CHUNK = 16 * 1024  # bytes: a copy of fewer takes less time than a chunk of a column
 PER_BOX = (
     "features",
     "class_ids",
@@ -289,10 +291,13 @@ def _encode_floats(
 def _make_binary(
     contents: Sequence[npt.NDArray[np.uint8] | None],
 ) -> pa.Array | pa.ChunkedArray:
-    """Returns a ``large_binary`` column with a chunk for each value, so that none is copied."""
+    """Returns a ``large_binary`` column. Large values have a chunk each, so that none is copied."""
     kind = pa.large_binary()
-    if all(content is None for content in contents):
-        return pa.nulls(len(contents), kind)
+    filled = [EMPTY if content is None else content for content in contents]
+    if max(map(len, filled), default=0) < MIN_CHUNK:
+        buffers = [_mask_buffer(contents), _offset_buffer(filled, np.int64)]
+        joined = pa.py_buffer(np.concatenate([EMPTY, *filled]))
+        return pa.Array.from_buffers(kind, len(contents), [*buffers, joined])
     chunks = [
         pa.nulls(1, kind)
         if content is None
