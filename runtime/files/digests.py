@@ -9,6 +9,7 @@ folder or a glob.
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,10 +177,16 @@ def _walk(folder: str) -> Iterator[tuple[str, int]]:
             for name in folders
             if not name.startswith(".") and not os.path.exists(os.path.join(base, name, PLAN))
         ]
+        below = "" if base == folder else os.path.join(os.path.relpath(base, folder), "")
         for name in names:
-            full = os.path.join(base, name)
-            if not name.startswith(".") and os.path.isfile(full):
-                yield os.path.relpath(full, folder), os.path.getsize(full)
+            if name.startswith("."):
+                continue
+            try:
+                found = os.stat(os.path.join(base, name))
+            except OSError:  # a link to a missing file
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield f"{below}{name}", found.st_size
 
 
 def _walk_store(folder: RemotePath) -> Iterator[tuple[str, int]]:
