@@ -205,19 +205,18 @@ def is_repeated(value: object) -> bool:
 def _read_values(data: memoryview, segments: list[Segment]) -> list[Any] | None:
     """Returns the values of a pickle that differ; None unless it has ``segments``."""
     values, position = list[Any](), 0
-    for layout, fixed, read in segments:
-        start = position + layout.size
-        if start > len(data):
-            return None
-        found = layout.unpack_from(data, position)
-        if found[::2] != fixed:
-            return None
-        values += found[1::2]
-        if read is not None:
-            position = start + values.pop()
-            if position > len(data):
+    try:
+        for layout, fixed, read in segments:
+            found = layout.unpack_from(data, position)
+            if found[::2] != fixed:
                 return None
-            values.append(read(data[start:position]))
+            position += layout.size
+            values += found[1::2]
+            if read is not None:
+                start, position = position, position + values[-1]
+                values[-1] = read(data[start:position])
+    except struct.error:  # it is shorter
+        return None
     return values
 
 
@@ -243,8 +242,9 @@ class _Filling:
             if function is _make_array and len(arguments) == 4:
                 data, _, shape, _ = arguments
                 _, kind, _, order = node.arguments
-                if isinstance(kind, Kind) and isinstance(order, str):
-                    return lambda values: _make_array(data(values), kind, shape(values), order)
+                if isinstance(kind, Kind) and kind.kind is not None and isinstance(order, str):
+                    array = kind.array
+                    return lambda values: array(data(values), shape(values), order)
             return lambda values: function(*[fill(values) for fill in arguments])
         if isinstance(node, dict):
             entries = [(key, self.make(value)) for key, value in node.items()]

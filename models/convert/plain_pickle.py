@@ -72,7 +72,7 @@ class Kind:
         """Reads bytes as an array of this type."""
         if isinstance(data, str):  # Python 2 stored bytes as text
             data = data.encode("latin-1")
-        if self.kind is None or not isinstance(data, (bytes, memoryview)):
+        if not isinstance(data, (bytes, memoryview)) or self.kind is None:
             raise BadPickle("an array's numbers are not bytes")
         if not isinstance(shape, tuple):
             raise BadPickle("the shape of an array is not a tuple")

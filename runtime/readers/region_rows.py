@@ -38,6 +38,10 @@ FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
     "float32": np.dtype("<f4"),
 }
+SAME_BITS = {  # as whole numbers, with a sign and without
+    dtype: (np.dtype(f"<i{kind.itemsize}"), np.dtype(f"<u{kind.itemsize}"))
+    for dtype, kind in FEATURE_DTYPES.items()
+}
 CLASS_NUMBERS = np.dtype("<u2")
 # The small columns whose numbers must be finite, as messages name a value.
 RANGES = {
@@ -184,13 +188,13 @@ def are_finite(stored: Array, dtype: str) -> bool:
     """Returns whether a contiguous array's bytes, stored as ``dtype``, are finite numbers of at
     most :data:`LARGEST`.
     """
-    largest, size = LARGEST_BITS[dtype], FEATURE_DTYPES[dtype].itemsize
+    largest, (signed, unsigned) = LARGEST_BITS[dtype], SAME_BITS[dtype]
     # Compares bits: NumPy checks float16 values one by one, and needs a copy for an absolute value.
-    bits = np.frombuffer(stored, np.dtype(f"<u{size}"))
+    bits = np.frombuffer(stored, unsigned)
     if not bits.size:
         return True
-    highest_bit = 1 << (8 * size - 1)
-    largest_positive = bits.view(f"<i{size}").max()  # negative without positive numbers
+    highest_bit = 1 << (8 * unsigned.itemsize - 1)
+    largest_positive = bits.view(signed).max()  # negative without positive numbers
     return bool(largest_positive <= largest and bits.max() <= highest_bit | largest)
 
 
