@@ -44,7 +44,7 @@ from vlmill.schemas.names import difference
 from vlmill.schemas.rejects import Reason
 
 KEYS = b"keys"
-IMAGES_AT_ONCE = 4  # of one write: some MB
+IMAGES_AT_ONCE = 8  # of one write: some MB
 MAX_KEY_BYTES = 511
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"

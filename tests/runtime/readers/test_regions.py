@@ -15,7 +15,7 @@ from tests.factories import find_value
 
 from vlmill.runtime.files.contract import read_parquet_footer
 from vlmill.runtime.files.shards import FINITE, ShardWriter, is_marked_finite, write_shard
-from vlmill.runtime.readers.region_rows import LARGEST
+from vlmill.runtime.readers.region_rows import LARGEST, MIN_CHUNK
 from vlmill.runtime.readers.regions import (
     RegionReader,
     RegionRow,
@@ -148,6 +148,23 @@ def test_the_highest_probabilities_and_their_columns(tmp_path: Path) -> None:
     reader = RegionReader(tmp_path)
     assert_equal(reader["a"], some)
     assert_equal(reader["b"], none)
+
+
+@pytest.mark.parametrize("dim", [6, MIN_CHUNK])  # joined values, and a chunk for each
+def test_small_and_large_values_and_none_are_stored_alike(tmp_path: Path, dim: int) -> None:
+    last = row("d", 1, features=None, class_probs=None)
+    rows = [row("a", 2, dim), row("b", 0, dim), row("c", 3, dim), last]
+    table = encode_regions(rows, dtype="float16")
+    assert table.column("features").num_chunks == (1 if dim == 6 else len(rows))
+    table.validate(full=True)
+    arrays = region_arrays(dtype="float16", feature_dim=dim, class_probs_dim=3)
+    with ShardWriter(tmp_path, REGIONS, 0, 1, arrays=arrays) as writer:
+        writer.write(table)
+    reader = RegionReader(tmp_path)
+    for number, expected in enumerate(rows):
+        assert_equal(reader.row(number), expected)
+        assert (reader.row(number).features is None) == (expected.features is None)
+    assert not encode_regions([], dtype="float16").num_rows
 
 
 def test_columns_without_their_probabilities_are_refused() -> None:
