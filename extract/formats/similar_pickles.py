@@ -215,7 +215,7 @@ def _read_values(data: memoryview, segments: list[Segment]) -> list[Any] | None:
             if read is not None:
                 start, position = position, position + values[-1]
                 values[-1] = read(data[start:position])
-    except struct.error:  # it is shorter
+    except (struct.error, OverflowError):  # it is shorter
         return None
     return values
 
