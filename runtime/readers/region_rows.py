@@ -193,9 +193,10 @@ def are_finite(stored: Array, dtype: str) -> bool:
     bits = np.frombuffer(stored, unsigned)
     if not bits.size:
         return True
-    highest_bit = 1 << (8 * unsigned.itemsize - 1)
-    largest_positive = bits.view(signed).max()  # negative without positive numbers
-    return bool(largest_positive <= largest and bits.max() <= highest_bit | largest)
+    highest, sign = int(bits.max()), 1 << (8 * unsigned.itemsize - 1)
+    if highest < sign:  # no negative number, as after a ReLU
+        return highest <= largest
+    return highest <= sign | largest and bool(bits.view(signed).max() <= largest)
 
 
 def is_in_range(array: Array) -> bool:
