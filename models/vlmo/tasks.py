@@ -45,7 +45,9 @@ class VlmoForVqa(nn.Module):
         inputs.check(vocab_size=self.config.encoder.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
-        pooled = self.encoder.fuse(text, inputs.token_mask, image, pack=pack).pooled
+        pooled = self.encoder.fuse(
+            text, inputs.token_mask, image, real=inputs.real_tokens, pack=pack
+        ).pooled
         logits: Float[Tensor, "B A"] = self.classifier(pooled)
         return logits
 
