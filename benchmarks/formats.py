@@ -203,9 +203,12 @@ class Files:
         for step, folder in (("export", self.root), ("import", self.imported)):
             self.sizes[step] = [file.stat().st_size for file in walk_files(folder, "")]
         self.empty()
-        works: dict[str, Callable[[], None]] = {}
-        for step, work in (("export", self.run_export), ("import", self.run_import)):
-            works |= {step: work, f"{step} limit": partial(self.do_least, step)}
+        works: dict[str, Callable[[], None]] = {
+            "export": self.run_export,
+            "export limit": partial(self.do_least, "export"),
+            "import": self.run_import,
+            "import limit": partial(self.do_least, "import"),
+        }
         seconds: dict[str, list[float]] = {name: [] for name in works}
         for number in range(1, rounds + 1):
             self.begin(number)

@@ -178,8 +178,6 @@ def entry_value(value: Any) -> Any:
     Lists of numbers, and of rows of equally many numbers, become arrays.
     """
     items = value.value if isinstance(value, Pickled) else value
-    if isinstance(items, np.ndarray):
-        return items
     if not isinstance(items, list):
         return plain_value(value)
     rows = [item.value if isinstance(item, Pickled) else item for item in items]

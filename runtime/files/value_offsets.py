@@ -69,12 +69,10 @@ def slice_values(array: pa.LargeBinaryArray) -> list[memoryview | None]:
     _, offsets, data = array.buffers()
     ends = memoryview(offsets).cast("q")[array.offset : array.offset + len(array) + 1].tolist()
     view = memoryview(b"" if data is None else data).cast("B")
-    if not array.null_count:
-        return [view[low:high] for low, high in pairwise(ends)]
-    valid = array.is_valid().to_pylist()
+    valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
     return [
         view[low:high] if is_valid else None
-        for low, high, is_valid in zip(ends[:-1], ends[1:], valid, strict=True)
+        for (low, high), is_valid in zip(pairwise(ends), valid, strict=True)
     ]
 
 

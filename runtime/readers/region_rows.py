@@ -162,7 +162,7 @@ def describe_overflow(dtype: str) -> str:
 def _round(values: Array, dtype: str) -> Array:
     """Returns the array whose bytes are stored, for any values."""
     if dtype != "bfloat16":
-        if values.dtype == FEATURE_DTYPES[dtype]:
+        if values.dtype == FEATURE_DTYPES[dtype]:  # without errstate, which takes longer
             return np.ascontiguousarray(values)
         with np.errstate(over="ignore"):  # an overflow becomes inf
             return np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
