@@ -25,7 +25,7 @@ from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json, read_json
 
-ROWS = 256  # images between two records: the most that a kill loses
+ROWS = 1024  # images between two records: the most that a kill loses
 STATE = "_state.json"
 BUFFER = 2**20
 

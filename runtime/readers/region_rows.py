@@ -79,7 +79,7 @@ class RegionRow:
 
 
 # Of a row group, whichever is reached first: each costs as much as several rows.
-ROWS_PER_GROUP, BYTES_PER_GROUP = 64, 16 * 2**20
+ROWS_PER_GROUP, BYTES_PER_GROUP = 128, 32 * 2**20
 ROWS_PER_COMPRESSED_GROUP = 16  # which is read whole for any of its rows
 
 
