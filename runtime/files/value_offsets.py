@@ -42,6 +42,7 @@ PAGE_BYTES = 4096  # a page's header without statistics; its levels take less th
 MIN_BYTES = 64  # of a row group's values: fewer may be found elsewhere by chance
 HEAD_BYTES = 32  # of a value that are compared at its beginning and at its end
 MAX_TRIES = 64  # candidate positions of a row group's first value
+PLAIN_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED"}  # of the values and of their levels
 MAX_ROWS = 1 << 28  # of a shard: limits the memory that a damaged file can request
 
 Sizes = npt.NDArray[np.int32]
@@ -200,7 +201,12 @@ class ShardByteRanges:
         self._size_bytes = path.stat().st_size
         counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._rows = [0, *accumulate(counts)]
-        self._columns = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+        columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+        self._columns = {
+            column.path: number
+            for number, column in enumerate(columns)
+            if not column.max_repetition_level and column.max_definition_level <= 1
+        }
         self._arrays: dict[str, tuple[Sizes, Offsets, Offsets]] = {}
         content = (metadata.metadata or {}).get(KEY.encode())
         try:
@@ -213,12 +219,15 @@ class ShardByteRanges:
 
     def find_ranges(self, group: int, name: str) -> ByteRanges | None:
         """Returns the byte ranges of a row group's values; None if pyarrow has to read them."""
-        if name not in self._listed or not self._is_plain(group, name):
+        if name not in self._listed or name not in self._columns:
+            return None
+        chunk = self._metadata.row_group(group).column(self._columns[name])
+        if not _is_plain(chunk):
             return None
         sizes, gaps = self._listed_for(group, name)
         if sizes.min(initial=0) < NULL:
             return None
-        offsets = self._offsets(group, name, sizes, gaps)
+        offsets = self._offsets(chunk, sizes, gaps)
         return None if offsets is None else ByteRanges(offsets, sizes.copy())
 
     def lists(self, group: int, name: str) -> bool:
@@ -244,23 +253,10 @@ class ShardByteRanges:
             raise self._damaged(error) from None
         return sizes, gaps, filled[self._rows]
 
-    def _is_plain(self, group: int, name: str) -> bool:
-        if name not in self._columns:
-            return False
-        chunk = self._metadata.row_group(group).column(self._columns[name])
-        column = self._metadata.schema.column(self._columns[name])
-        return (
-            chunk.physical_type == "BYTE_ARRAY"
-            and chunk.compression == "UNCOMPRESSED"
-            and not chunk.has_dictionary_page
-            and not set(chunk.encodings) - {"PLAIN", "RLE", "BIT_PACKED"}
-            and not column.max_repetition_level
-            and column.max_definition_level <= 1
-        )
-
-    def _offsets(self, group: int, name: str, sizes: Sizes, gaps: Offsets) -> Offsets | None:
+    def _offsets(
+        self, chunk: pq.ColumnChunkMetaData, sizes: Sizes, gaps: Offsets
+    ) -> Offsets | None:
         """Returns the offsets of a row group's values, if these fill the column's bytes."""
-        chunk = self._metadata.row_group(group).column(self._columns[name])
         begin, length = chunk.data_page_offset, chunk.total_compressed_size
         end = begin + length
         filled = np.flatnonzero(sizes > 0)
@@ -272,7 +268,7 @@ class ShardByteRanges:
             return offsets if length <= max_gap else None
         if gaps[0] < begin + LENGTH.size or gaps[0] > begin + max_gap:
             return None
-        if ((gaps[1:] < LENGTH.size) | (gaps[1:] > max_gap)).any():
+        if len(gaps) > 1 and not LENGTH.size <= gaps[1:].min() <= gaps[1:].max() <= max_gap:
             return None
         ends = np.cumsum(gaps + sizes[filled])
         # Every gap and size is bounded now, so the sums cannot overflow. After the last value there
@@ -283,6 +279,15 @@ class ShardByteRanges:
             return None
         offsets[filled] = ends - sizes[filled]
         return offsets
+
+
+def _is_plain(chunk: pq.ColumnChunkMetaData) -> bool:
+    return (
+        chunk.physical_type == "BYTE_ARRAY"
+        and chunk.compression == "UNCOMPRESSED"
+        and not chunk.has_dictionary_page
+        and PLAIN_ENCODINGS.issuperset(chunk.encodings)
+    )
 
 
 def find_misplaced(

@@ -30,7 +30,9 @@ LISTS: dict[str, np.dtype[Any]] = {
     "attribute_ids": np.dtype(np.int16),
     "attribute_scores": np.dtype(np.float32),
 }
-Places = dict[str, tuple[list[int], list[int]]]  # offsets and sizes of a column's bytes in a file
+# Views of arrays: a row's number is found as fast as in a list, and no list of all is made.
+Numbers = memoryview
+Places = dict[str, tuple[Numbers, Numbers]]  # offsets and sizes of a column's bytes in a file
 COLUMNS = (*region_rows.PER_BOX, "global_feature")
 SCORES = ("class_scores", "attribute_scores")
 
@@ -99,7 +101,7 @@ class _List:
     """Holds a list column: the values of row i are ``values[starts[i] : starts[i + 1]]``."""
 
     values: Array
-    starts: list[int]
+    starts: Numbers
     valid: list[bool]
 
     def __getitem__(self, row: int) -> Array | None:
@@ -134,12 +136,12 @@ class RegionGroup:
         self._copied = {name: columns[name] for name in BINARY if name in columns}
         self.num_rows = table.num_rows
         self._ids: list[str] = columns["image_id"].to_pylist()
-        self._sizes = {name: columns[name].to_pylist() for name in ("width", "height", "num_boxes")}
+        self._sizes = {n: _numbers(columns[n]) for n in ("width", "height", "num_boxes")}
         self._lists = {name: _list(columns[name], kind) for name, kind in LISTS.items()}
         boxes = columns["boxes"]
         corners = boxes.values.flatten().to_numpy(zero_copy_only=False).reshape(-1, 4)
-        starts: list[int] = boxes.offsets.to_pylist()
-        if starts and starts[-1] > len(corners):
+        starts = _numbers(boxes.offsets)
+        if len(starts) and starts[-1] > len(corners):
             raise ValueError("boxes without corners")
         self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
 
@@ -285,20 +287,28 @@ def read_group(
         for name in BINARY:
             byte_ranges = footer.byte_ranges.find_ranges(group, name)
             if byte_ranges is not None:
-                places[name] = (byte_ranges.offsets.tolist(), byte_ranges.sizes.tolist())
+                places[name] = (memoryview(byte_ranges.offsets), memoryview(byte_ranges.sizes))
         columns = [name for name in REGIONS.schema.names if name not in places]
         # Starting threads takes longer than reading the small columns.
         threads = len(places) < len(BINARY)
         table = footer.file.read_row_group(group, columns=columns, use_threads=threads)
-        chunks = ((c, field) for name, field in CHECKED.items() for c in table.column(name).chunks)
-        if any(breaks_contract(chunk, field) for chunk, field in chunks):
+        if any(
+            breaks_contract(chunk, CHECKED[name])
+            for name, column in zip(columns, table.itercolumns(), strict=True)
+            if name in CHECKED
+            for chunk in column.chunks
+        ):
             check_values(shard.path, table, REGIONS)
         return RegionGroup(table, arrays, places=places, shard=shard, shard_number=shard_number)
+
+
+def _numbers(array: pa.Array) -> Numbers:
+    return memoryview(array.to_numpy())
 
 
 def _list(array: Any, kind: np.dtype[Any]) -> _List:
     return _List(
         values=array.values.to_numpy(zero_copy_only=False).astype(kind, copy=False),
-        starts=array.offsets.to_pylist(),
-        valid=array.is_valid().to_pylist(),
+        starts=_numbers(array.offsets),
+        valid=array.is_valid().to_pylist() if array.null_count else [True] * len(array),
     )
