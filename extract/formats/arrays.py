@@ -47,9 +47,7 @@ ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedE
 def read_members(path: Path) -> dict[str, Any]:
     """Returns the arrays of a zip by name, each of a bounded size. Raises BadRecord."""
     try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            plain = _split_stored(file.read()) if size <= MAX_MEMBER else None
+        plain = _split_stored(_read_file(path))
         if plain is not None:
             return {name.removesuffix(".npy"): parse_array(data) for name, data in plain.items()}
         with zipfile.ZipFile(path) as archive:
@@ -63,6 +61,18 @@ def read_members(path: Path) -> dict[str, Any]:
         raise BadRecord("it is a link to a missing file") from None
     except ZIP_ERRORS as error:
         raise BadRecord(f"not a readable npz: {error}") from None
+
+
+def _read_file(path: Path) -> bytes:
+    """Returns a file's content, at most one byte more than MAX_MEMBER. Raises OSError.
+
+    A file object of Python would take a third of the time that a small file needs.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, min(os.fstat(file).st_size, MAX_MEMBER) + 1)
+    finally:
+        os.close(file)
 
 
 def _split_stored(data: bytes) -> dict[str, memoryview] | None:
@@ -126,8 +136,7 @@ def _read_stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 def read_array(path: Path) -> Any:
     """Returns the array of a ``.npy`` file. Raises BadRecord."""
     try:
-        with path.open("rb", buffering=0) as file:
-            data = file.read(min(os.fstat(file.fileno()).st_size, MAX_MEMBER) + 1)
+        data = _read_file(path)
     except FileNotFoundError:
         raise BadRecord(f"its file {path.parent.name}/{path.name} is missing") from None
     except OSError as error:

@@ -50,23 +50,6 @@ def count_files(path: Path, ending: str) -> int:
     return max(1, sum(len(names) for _, names in _walk_names(path, ending)))
 
 
-def count_bytes(path: Path) -> int:
-    """Returns the size of a file, or of all files that :func:`walk_files` yields.
-
-    A link to a missing file has 0 bytes; its reader rejects it.
-    """
-    if path.is_file():
-        return path.stat().st_size
-    size = 0
-    for base, names in _walk_names(path, ""):
-        for name in names:
-            try:
-                size += os.stat(f"{base}/{name}").st_size
-            except FileNotFoundError:
-                continue
-    return size
-
-
 def file_name(image_id: str, ending: str, *, name: str) -> str:
     """Returns the file name of an image. Raises InputError for an id that cannot be a file name."""
     stem = quote(image_id, safe=SAFE)

@@ -27,6 +27,7 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import path_input
+from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.shards import SOFTWARE, Shard
@@ -86,19 +87,21 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     a file of no known format.
     """
     sources = find_sources(job.files, job.format)
-    settings = make_settings(job, sources)
+    inputs = [path_input("FILE", source.path) for source in sources]
+    settings = make_settings(job, sources, inputs)
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
     if state is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
         return count_rows(read_manifest(job.output)["shards"])
-    inputs = [path_input("FILE", source.path) for source in sources]
-    shards = convert(job, sources, settings)
+    shards = convert(job, sources, inputs, settings)
     write_manifest(job.output, shards, job=JOB, settings=settings, inputs=inputs)
     remove_work(job.output)
     return count_rows(shards)
 
 
-def make_settings(job: Import, sources: Sequence[Source]) -> dict[str, Any]:
+def make_settings(
+    job: Import, sources: Sequence[Source], inputs: Sequence[Input]
+) -> dict[str, Any]:
     """Returns the settings that determine the output, for the plan and the shards' metadata."""
     options = {key: value for key, value in dataclasses.asdict(job).items() if value is not None}
     for name in ("output", "files", "format"):
@@ -107,7 +110,7 @@ def make_settings(job: Import, sources: Sequence[Source]) -> dict[str, Any]:
     return {
         **options,
         "file": names[0] if len(names) == 1 else names,
-        "bytes": sum(source.bytes for source in sources),
+        "bytes": sum(entry.bytes for entry in inputs),
         "format": formats[0] if len(formats) == 1 else formats,
         "software": SOFTWARE,
     }
@@ -121,20 +124,22 @@ def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
     return regions, rejects
 
 
-def convert(job: Import, sources: Sequence[Source], settings: dict[str, Any]) -> list[Shard]:
+def convert(
+    job: Import, sources: Sequence[Source], inputs: Sequence[Input], settings: dict[str, Any]
+) -> list[Shard]:
     """Writes the tables of some sources.
 
     They are read again from the start if an id shows that they number classes from 1.
     """
     producer = {"job": JOB, **settings, "boxes": "given"}
     try:
-        return Converter(job, sources, producer).run()
+        return Converter(job, sources, inputs, producer).run()
     except CountedFromOne as shown:
         print_status(
             f"note: FILE {job.name}: {shown} shows that classes are counted from 1; 1 is subtracted"
         )
     prepare_output(job.output, job=JOB, settings=settings, fresh=True)
-    return Converter(job, sources, producer, recognised=True).run()
+    return Converter(job, sources, inputs, producer, recognised=True).run()
 
 
 class Converter:
@@ -147,11 +152,13 @@ class Converter:
         self,
         job: Import,
         sources: Sequence[Source],
+        inputs: Sequence[Input],
         producer: dict[str, Any],
         *,
         recognised: bool = False,
     ) -> None:
         self._job, self._sources, self._producer = job, sources, producer
+        self._bytes = [entry.bytes for entry in inputs]
         self._context = job.context()
         self._parts = finished_parts(job)
         last = self._parts[-1].metrics if self._parts else None
@@ -191,16 +198,16 @@ class Converter:
 
     def read_records(self, start: Position) -> Iterator[tuple[Position, Record]]:
         """Yields the records from a position on, each with the position after it."""
-        total, before = max(1, sum(source.bytes for source in self._sources)), 0
-        for number, source in enumerate(self._sources):
+        total, before = max(1, sum(self._bytes)), 0
+        for number, (source, size) in enumerate(zip(self._sources, self._bytes, strict=True)):
             if number >= start[0]:
                 for index, item in enumerate(read_items(source, self._context)):
                     if (number, index) < start:
                         continue
-                    done = (before + self._context.done * source.bytes) / total
+                    done = (before + self._context.done * size) / total
                     self._read = f"{100 * done:.0f} %"
                     yield (number, index + 1), item()
-            before += source.bytes
+            before += size
 
     def start(
         self, records: Iterator[tuple[Position, Record]]

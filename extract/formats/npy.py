@@ -88,7 +88,8 @@ def require_layout(path: Path) -> None:
 
 def is_companion(file: Path) -> bool:
     """Returns whether a file only completes the features of an image."""
-    return completed_file(file) is not None
+    name = file.name
+    return name.endswith(INFO) or (name.endswith(FULL) and completed_file(file) is not None)
 
 
 def completed_file(file: Path) -> Path | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vlmill.extract.formats import cocobu, hdf5, lmdb, npy, npz, oscar, tsv, vlbert
 from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
-from vlmill.extract.formats.folders import count_bytes, walk_files
+from vlmill.extract.formats.folders import walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
 from vlmill.extract.formats.sizes import ENDING
 from vlmill.runtime.console.command import print_status
@@ -44,7 +44,7 @@ PICKLE = b"\x80"  # the first byte of protocols above 1
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Source:
     """Describes a file, or a folder with one file per image.
 
@@ -53,7 +53,6 @@ class Source:
 
     path: Path
     format: str
-    bytes: int
 
     @property
     def reader(self) -> str:
@@ -92,7 +91,7 @@ def expand(argument: str | Path) -> list[Path]:
 
 def sources_of(path: Path, name: str | None) -> list[Source]:
     """Returns the sources of one path. Raises InputError."""
-    found = [make_source(path, recognised)] if (recognised := recognise(path)) else []
+    found = [Source(path, recognised)] if (recognised := recognise(path)) else []
     if not found and path.is_dir():
         found = list(sources_in(path))
     if name is None:
@@ -106,12 +105,7 @@ def sources_of(path: Path, name: str | None) -> list[Source]:
             "--format, or give the right one"
         )
     format_ = name if reader == "tsv" else reader
-    return [make_source(source.path, format_) for source in found] or [make_source(path, format_)]
-
-
-def make_source(path: Path, format_: str) -> Source:
-    """Returns the source of a path, with its size in bytes."""
-    return Source(path=path, format=format_, bytes=count_bytes(path))
+    return [Source(source.path, format_) for source in found] or [Source(path, format_)]
 
 
 def recognise(path: Path) -> str | None:
@@ -174,21 +168,21 @@ def sources_in(folder: Path) -> Iterator[Source]:
         elif ending == vlbert.ENDING:
             first_json = first_json or file
         elif file.name == lmdb.FILE:
-            yield make_source(file.parent, "lmdb")
+            yield Source(file.parent, "lmdb")
         elif file.name != "lock.mdb" and not file.name.lower().endswith(OTHER_ENDINGS):
             if (format_ := recognise(file)) is None:
                 unknown.append(file)
                 continue
             per_image.setdefault("", None)
-            yield make_source(file, format_)
+            yield Source(file, format_)
     if per_image and unknown:
         print_status(
             f"note: FILE {folder}: {format_count(len(unknown), 'file')} not imported, such as "
             f"{unknown[0].name}: {describe(unknown[0])}"
         )
-    yield from (make_source(folder, name) for name in per_image if name)
+    yield from (Source(folder, name) for name in per_image if name)
     if not per_image and first_json is not None and is_vlbert(first_json):
-        yield make_source(folder, "vl-bert")
+        yield Source(folder, "vl-bert")
 
 
 def completes_other(path: Path, paths: Set[Path]) -> bool:
