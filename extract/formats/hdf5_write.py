@@ -21,7 +21,7 @@ from vlmill.extract.formats.records import KINDS, Array, widen_payload
 from vlmill.extract.formats.unfinished import Unfinished, write_parts
 from vlmill.runtime.readers.regions import RegionRow
 
-IMAGES_AT_ONCE = 16
+IMAGES_AT_ONCE = 32  # of a write: fewer take longer
 TEXT = h5py.string_dtype()
 OWN_NAMES = {"features": "image_features", "boxes": "image_bb"}
 # Prefixes before the numbers in the file names of COCO and others.

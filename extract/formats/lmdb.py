@@ -44,7 +44,6 @@ from vlmill.schemas.names import difference
 from vlmill.schemas.rejects import Reason
 
 KEYS = b"keys"
-IMAGES_AT_ONCE = 8  # of one write: some MB
 MAX_KEY_BYTES = 511
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
@@ -219,7 +218,7 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
     file = LmdbFile(files.open_file(files.path / FILE, buffering=0), [*keys, KEYS], files.done)
     for number, row in enumerate(rows, files.done + 1):
         file.add(dict_parts(make_item(row, plan.payloads) | dict(plan.stated)))
-        if number % IMAGES_AT_ONCE == 0 or number % files.block == 0:
+        if number % files.block == 0:
             file.flush()
     file.add([pickle.dumps(keys, protocol=4)])
     file.finish()

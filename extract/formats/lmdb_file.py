@@ -28,6 +28,7 @@ from vlmill.extract.formats.unfinished import Part, write_parts
 
 PAGE_BYTES = 4096
 MAP_BYTES = 2**40  # of address space, for a program that adds records
+WRITE_BYTES = 8 * 2**20  # of values that are written at once: smaller writes take longer
 FIRST_PAGE = 2  # after the two that describe the file
 DESCRIBES_FILE, INTEGER_KEYS = 0x08, 0x08  # of these two pages, and of the tree of free pages
 
@@ -61,9 +62,11 @@ class LmdbFile:
             size = pages * PAGE_BYTES - OVERFLOW_PAGE.size - unused
             self._values.append(Value(key, self._page, size))
             self._page += pages
+        self._written = self._page  # the first page that is not written yet
 
     def add(self, parts: Sequence[Part]) -> None:
-        """Appends the value of the next key, given in parts, which :meth:`flush` writes.
+        """Appends the value of the next key, given in parts, which :meth:`flush` writes, or a later
+        call once there are :data:`WRITE_BYTES`.
 
         The bytes that it leaves of its last page are in the field of the header that LMDB does not
         use for such pages.
@@ -75,11 +78,13 @@ class LmdbFile:
         self._pending += (head, *parts, bytes(unused))
         self._values.append(Value(self._keys[len(self._values)], self._page, size))
         self._page += pages
+        if (self._page - self._written) * PAGE_BYTES >= WRITE_BYTES:
+            self.flush()
 
     def flush(self) -> None:
-        """Writes the values since the last call, in one piece: large writes take less time."""
+        """Writes the values that are not written yet, in one piece."""
         write_parts(self._file, self._pending)
-        self._pending = []
+        self._pending, self._written = [], self._page
 
     def finish(self) -> None:
         """Writes the last values, the description of the file and the tree.
