@@ -185,8 +185,10 @@ def parse_record(
         fields["image_id"] = name
         context.require_size(fields, sizes, path, "an LMDB of features")
         count_arrays(fields)
-    except (BadPickle, BadRecord) as error:
+    except BadPickle as error:
         return InvalidRecord(key=name, detail=str(error))
+    except BadRecord as error:
+        return InvalidRecord(key=name, detail=str(error), reason=error.reason)
     return make_record(name, fields)
 
 

@@ -287,7 +287,7 @@ def read_group(
         for name in BINARY:
             byte_ranges = footer.byte_ranges.find_ranges(group, name)
             if byte_ranges is not None:
-                places[name] = (memoryview(byte_ranges.offsets), memoryview(byte_ranges.sizes))
+                places[name] = (byte_ranges.offsets.data, byte_ranges.sizes.data)
         columns = [name for name in REGIONS.schema.names if name not in places]
         # Starting threads takes longer than reading the small columns.
         threads = len(places) < len(BINARY)
@@ -303,7 +303,8 @@ def read_group(
 
 
 def _numbers(array: pa.Array) -> Numbers:
-    return memoryview(array.to_numpy())
+    numbers: Numbers = array.to_numpy().data
+    return numbers
 
 
 def _list(array: Any, kind: np.dtype[Any]) -> _List:

@@ -18,6 +18,7 @@ from tests.extract.formats.test_import_export import (
     write_regions,
 )
 
+from vlmill.extract.formats import lmdb, lmdb_file
 from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.formats.names import FORMATS
 from vlmill.runtime.readers.regions import RegionReader
@@ -89,6 +90,18 @@ def test_a_killed_export_continues(
     whole, killed = contents(tmp_path / "whole"), contents(tmp_path / "killed")
     assert whole.keys() == killed.keys()
     assert [n for n in whole if whole[n] != killed[n]] == []
+
+
+@pytest.mark.parametrize("name", lmdb.ITEMS)
+def test_an_lmdb_that_is_written_in_several_pieces(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, file = write_regions(tmp_path / "source", ROWS), tmp_path / "pieces"
+    export(source, tmp_path / "whole", name)
+    monkeypatch.setattr(lmdb_file, "WRITE_BYTES", 2 * lmdb_file.PAGE_BYTES)
+    run_killed(lambda: export(source, file, name, block=BLOCK), die_at_row(5))
+    assert export(source, file, name, block=BLOCK) == len(ROWS)
+    assert contents(tmp_path / "whole") == contents(file)
 
 
 @pytest.mark.parametrize("name", ["tsv", "hdf5", "npz-cocobu"])

@@ -27,6 +27,7 @@ from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.runtime.units import unit
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import REJECTS
 
 WIDTH, HEIGHT = 200, 100
@@ -158,6 +159,12 @@ def test_an_lmdb_without_sizes_asks_for_them_once(tmp_path: Path) -> None:
         rows_of(tmp_path / "none", path)
     reader = rows_of(tmp_path / "out", path, sizes=f"{WIDTH}x{HEIGHT}")
     assert_row(reader["9"], row, "class_ids")
+    (tmp_path / "sizes.json").write_text(json.dumps({"10": [WIDTH, HEIGHT]}))
+    sizes = str(tmp_path / "sizes.json")
+    assert import_file(Import(files=[path], output=tmp_path / "other", sizes=sizes)) == (0, 1)
+    [invalid] = read_table(tmp_path / "other", REJECTS).to_pylist()
+    assert invalid["reason"] == Reason.NO_IMAGE
+    assert "no size of this image in --sizes" in invalid["detail"]
 
 
 @pytest.mark.parametrize(
