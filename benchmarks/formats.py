@@ -43,7 +43,7 @@ from vlmill.runtime.readers.region_rows import RegionRow, RowGroup, encode_regio
 from vlmill.schemas.tables import REGIONS
 
 SHORT = {"images": 100, "rounds": 1}
-FULL = {"images": 1_000, "rounds": 9}
+FULL = {"images": 1_000, "rounds": 16}  # even: each is first as often as its limit
 BOXES, WIDTH, CLASSES, ATTRIBUTES = 36, 2048, 16, 8
 FEW = 16  # images whose seconds are subtracted
 BLOCK = 1 << 20
@@ -150,6 +150,14 @@ def transpose(images: int) -> None:
         np.ascontiguousarray(features.T)
 
 
+def empty_files(folder: Path) -> None:
+    """Returns the space of files. They are not deleted yet: ext4 without a journal looks at all
+    numbers of files that were deleted in the last minutes whenever it creates one.
+    """
+    for file in walk_files(folder, ""):
+        os.truncate(file, 0)
+
+
 class Files:
     """Holds the files of one format, and measures its export and the import of that export."""
 
@@ -169,6 +177,7 @@ class Files:
         self.round = self.folder / str(number)
         self.output, self.imported = self.round / "out" / "features", self.round / "in"
         self.root = self.output.parent if self.name == "npz-cocobu" else self.output
+        self.limits = self.round / "limits"
         self.output.parent.mkdir(parents=True)
 
     def run_export(self) -> None:
@@ -181,17 +190,10 @@ class Files:
 
     def do_least(self, step: str) -> None:
         """Does what the step cannot avoid."""
-        folder, target = self.source if step == "export" else self.root, self.round / step
+        folder, target = self.source if step == "export" else self.root, self.limits / step
         files = [file for file in walk_files(folder, "") if file.suffix != ".json"]
-        target.mkdir()
+        target.mkdir(parents=True)
         do_least(self.name, step, files, self.sizes[step], target, self.images)
-
-    def empty(self) -> None:
-        """Returns the space of a round's files. They are not deleted yet: ext4 without a journal
-        looks at all numbers of files that were deleted in the last minutes whenever it creates one.
-        """
-        for file in walk_files(self.round, ""):
-            os.truncate(file, 0)
 
     def measure(self, rounds: int) -> dict[str, list[float]]:
         """Returns the CPU seconds of each round, of each step and of its limit, which is first in
@@ -202,7 +204,7 @@ class Files:
         self.run_import()
         for step, folder in (("export", self.root), ("import", self.imported)):
             self.sizes[step] = [file.stat().st_size for file in walk_files(folder, "")]
-        self.empty()
+        empty_files(self.round)
         works: dict[str, Callable[[], None]] = {
             "export": self.run_export,
             "export limit": partial(self.do_least, "export"),
@@ -216,7 +218,8 @@ class Files:
                 pair = (step, f"{step} limit")
                 for name in pair if number % 2 else reversed(pair):
                     seconds[name].append(cpu_seconds(works[name]))
-            self.empty()
+                    empty_files(self.limits)  # else the export would flush them to the disk, too
+            empty_files(self.round)
         return seconds
 
 

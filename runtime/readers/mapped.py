@@ -294,7 +294,7 @@ def read_group(
         table = footer.file.read_row_group(group, columns=columns, use_threads=threads)
         if any(
             breaks_contract(chunk, CHECKED[name])
-            for name, column in zip(columns, table.itercolumns(), strict=True)
+            for name, column in zip(table.column_names, table.itercolumns(), strict=True)
             if name in CHECKED
             for chunk in column.chunks
         ):

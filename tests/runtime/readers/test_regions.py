@@ -368,6 +368,22 @@ def test_a_shard_without_places_is_read_with_a_copy(tmp_path: Path) -> None:
         assert_equal(reader.row(number), expected)
 
 
+def test_columns_in_another_order_are_checked_by_their_names(tmp_path: Path) -> None:
+    rows = [row(str(i), i) for i in range(3)]
+    write(tmp_path, [rows])
+    path = next(tmp_path.glob("*.parquet"))
+    table = pq.read_table(path, partitioning=None)
+    table = table.select(table.column_names[::-1])
+    pq.write_table(table, path, compression="none", use_dictionary=False)
+    for found, expected in zip(RegionReader(path), rows, strict=True):
+        assert_equal(found, expected)
+    widths = pa.chunked_array([[200, None, 200]], pa.int32())
+    number = table.column_names.index("width")
+    pq.write_table(table.set_column(number, "width", widths), path)
+    with pytest.raises(InputError, match="width"):
+        RegionReader(path).row(0)
+
+
 def test_features_that_moved_are_an_error(tmp_path: Path) -> None:
     write(tmp_path, [[row("a", 3), row("b", 3)]])
     path = next(tmp_path.glob("*.parquet"))
