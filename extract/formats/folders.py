@@ -17,21 +17,22 @@ MAX_NAME_BYTES = 250
 FIRST_FILES = 20  # of a folder, that show its layout: one may be of another program
 
 
-def walk_files(path: Path, ending: str) -> Iterator[Path]:
-    """Yields the files below a folder whose names have an ending, sorted in each folder.
+def walk_files(path: Path, ending: str, but: str | None = None) -> Iterator[Path]:
+    """Yields the files below a folder whose names have an ending, and not that of ``but``, sorted
+    in each folder.
 
     Hidden and temporary files and links to folders are skipped. A file yields itself.
     """
     if path.is_file():
         yield path
         return
-    for base, names in _walk_names(path, ending):
+    for base, names in walk_names(path, ending, but):
         folder = Path(base)
         for name in names:
             yield folder / name
 
 
-def _walk_names(path: Path, ending: str) -> Iterator[tuple[str, list[str]]]:
+def walk_names(path: Path, ending: str, but: str | None = None) -> Iterator[tuple[str, list[str]]]:
     """Yields each folder with the names of its files that :func:`walk_files` yields."""
     for base, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -40,14 +41,16 @@ def _walk_names(path: Path, ending: str) -> Iterator[tuple[str, list[str]]]:
             [
                 name
                 for name in sorted(names)
-                if name.lower().endswith(ending) and not name.startswith((".", TEMPORARY_PREFIX))
+                if name.lower().endswith(ending)
+                and not name.startswith((".", TEMPORARY_PREFIX))
+                and not (but and name.endswith(but))
             ],
         )
 
 
-def count_files(path: Path, ending: str) -> int:
+def count_files(path: Path, ending: str, but: str | None = None) -> int:
     """Counts the files that :func:`walk_files` yields, at least 1."""
-    return max(1, sum(len(names) for _, names in _walk_names(path, ending)))
+    return max(1, sum(len(names) for _, names in walk_names(path, ending, but)))
 
 
 def file_name(image_id: str, ending: str, *, name: str) -> str:

@@ -164,7 +164,7 @@ class Converter:
         last = self._parts[-1].metrics if self._parts else None
         self._last = last
         self._recognised = recognised or bool(last and last["recognised"])
-        self._read = "0 %"
+        self._read = 0.0  # fraction of all files
         self._damaged: InvalidRecord | None = None
         if last:
             for vocabulary, names in (
@@ -204,8 +204,7 @@ class Converter:
                 for index, item in enumerate(read_items(source, self._context)):
                     if (number, index) < start:
                         continue
-                    done = (before + self._context.done * size) / total
-                    self._read = f"{100 * done:.0f} %"
+                    self._read = (before + self._context.done * size) / total
                     yield (number, index + 1), item()
             before += size
 
@@ -273,7 +272,8 @@ class Converter:
 
     def advance(self, rows: int, invalid: Sequence[InvalidRecord]) -> None:
         """Updates the progress, and keeps the last reject of a damaged file."""
-        self._progress.advance(rows + len(invalid), rejects=len(invalid), read=self._read)
+        read = f"{100 * self._read:.0f} %"
+        self._progress.advance(rows + len(invalid), rejects=len(invalid), read=read)
         self._damaged = next((b for b in invalid if b.reason is DAMAGE), self._damaged)
 
     def clipped(self, count: int) -> str | None:

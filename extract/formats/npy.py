@@ -43,10 +43,10 @@ def read(path: Path, context: Context) -> Iterator[Item]:
     Raises InputError for a folder whose first files have an unknown layout.
     """
     require_layout(path)
-    total, sizes = count_files(path, ENDING), context.sizes_near(path)
+    total, sizes = count_files(path, ENDING, INFO), context.sizes_near(path)
     root = path if path.is_dir() else path.parent
     start = len(str(root / "_")) - 1  # of a file's path below the folder; pathlib takes 10 us
-    for number, file in enumerate(walk_files(path, ENDING)):
+    for number, file in enumerate(walk_files(path, ENDING, INFO)):
         context.done = number / total
         if not is_companion(file):
             key = str(file)[start:].removesuffix(ENDING)
@@ -57,7 +57,7 @@ def require_layout(path: Path) -> None:
     """Raises InputError, once, if none of the first files has a known layout, and if no file has
     features.
     """
-    features = (file for file in walk_files(path, ENDING) if not is_companion(file))
+    features = (file for file in walk_files(path, ENDING, INFO) if not is_companion(file))
     has_features, problem = False, None
     for file in islice(features, FIRST_FILES):
         has_features = True

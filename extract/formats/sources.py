@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vlmill.extract.formats import cocobu, hdf5, lmdb, npy, npz, oscar, tsv, vlbert
 from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
-from vlmill.extract.formats.folders import walk_files
+from vlmill.extract.formats.folders import walk_files, walk_names
 from vlmill.extract.formats.names import FORMATS, READERS
 from vlmill.extract.formats.sizes import ENDING
 from vlmill.runtime.console.command import print_status
@@ -158,14 +158,18 @@ def sources_in(folder: Path) -> Iterator[Source]:
     first_json: Path | None = None
     unknown = list[Path]()
     beside = cache(features_beside)
-    for file in walk_files(folder, ""):
-        ending = file.suffix.lower()
+    files = ((base, name) for base, names in walk_names(folder, "") for name in names)
+    for base, name in files:
+        ending = os.path.splitext(name)[1].lower()
         if ending == npz.ENDING:
             per_image["npz"] = None
-        elif ending == ".npy":
-            if "npy" not in per_image and beside(file.parent) is None:
+            continue
+        if ending == npy.ENDING:
+            if "npy" not in per_image and beside(Path(base)) is None:
                 per_image["npy"] = None
-        elif ending == vlbert.ENDING:
+            continue
+        file = Path(base, name)
+        if ending == vlbert.ENDING:
             first_json = first_json or file
         elif file.name == lmdb.FILE:
             yield Source(file.parent, "lmdb")
