@@ -207,6 +207,7 @@ class Converter:
                     self._read = (before + self._context.done * size) / total
                     yield (number, index + 1), item()
             before += size
+        self._read = 1.0
 
     def start(
         self, records: Iterator[tuple[Position, Record]]
