@@ -88,8 +88,7 @@ def require_layout(path: Path) -> None:
 
 def is_companion(file: Path) -> bool:
     """Returns whether a file only completes the features of an image."""
-    name = file.name
-    return name.endswith(INFO) or (name.endswith(FULL) and completed_file(file) is not None)
+    return completed_file(file) is not None
 
 
 def completed_file(file: Path) -> Path | None:

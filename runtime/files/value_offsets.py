@@ -70,11 +70,15 @@ def slice_values(array: pa.LargeBinaryArray) -> list[memoryview | None]:
     _, offsets, data = array.buffers()
     ends = memoryview(offsets).cast("q")[array.offset : array.offset + len(array) + 1].tolist()
     view = memoryview(b"" if data is None else data).cast("B")
-    valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
     return [
         view[low:high] if is_valid else None
-        for (low, high), is_valid in zip(pairwise(ends), valid, strict=True)
+        for (low, high), is_valid in zip(pairwise(ends), list_valid(array), strict=True)
     ]
+
+
+def list_valid(array: pa.Array) -> list[bool]:
+    """Returns for each value whether it is present."""
+    return array.is_valid().to_pylist() if array.null_count else [True] * len(array)
 
 
 class ByteRangesWriter:

@@ -14,7 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.runtime.files.contract import check_values, naming_damage
-from vlmill.runtime.files.value_offsets import LENGTH, NULL, ShardByteRanges, binary_columns
+from vlmill.runtime.files.value_offsets import (
+    LENGTH,
+    NULL,
+    ShardByteRanges,
+    binary_columns,
+    list_valid,
+)
 from vlmill.runtime.readers import region_rows
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS, breaks_contract
@@ -311,5 +317,5 @@ def _list(array: Any, kind: np.dtype[Any]) -> _List:
     return _List(
         values=array.values.to_numpy(zero_copy_only=False).astype(kind, copy=False),
         starts=_numbers(array.offsets),
-        valid=array.is_valid().to_pylist() if array.null_count else [True] * len(array),
+        valid=list_valid(array),
     )
